@@ -1,0 +1,145 @@
+"""DemoDICE (Kim et al., ICLR 2022): weights are importance ratios towards the best stationary distribution near the union's.
+
+With r = -k(z) from a discriminator z(s,a) as in WBCU, K = 1 + alpha and A = r + gamma nu(s') - nu(s):
+
+    L_nu = (1-gamma) mean nu(s0) + K logsumexp_U(A/K) + nu_penalty * mean ||grad nu||^2
+    w    = exp(A/K), normalised to mean 1 over the batch
+    L_pi = -mean_U  w log pi(a|s)
+
+One iteration steps all three networks from what they were before it. The value is masked at true terminals and the stored
+successor is used; the authors' loader, which bootstraps into the next episode's first state, is not reproduced. Defaults
+are the authors' (penalty 0.1, alpha 0, batch 512); the paper's tables vary the penalty over 0, 1 and 10. With alpha = 0 the
+term alpha KL(d || d_U) of the objective vanishes; that too is the authors' default.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from demosift.algorithms.bc import clone
+from demosift.algorithms.interface import Batch, Metrics, algorithm
+from demosift.algorithms.wbcu import discriminate, init_discriminator, weight_metrics
+from demosift.learner import Learner, descend, start
+from demosift.losses import discriminator_accuracy, gradient_penalty, mix, smoothed_cost
+from demosift.networks import (
+    Perceptron,
+    Policy,
+    he_normal,
+    init_policy,
+    init_scalar_network,
+    scalar,
+    state_action,
+    value_and_slope,
+)
+from demosift.types import Transitions
+
+
+class State(NamedTuple):
+    policy: Learner
+    discriminator: Learner
+    critic: Learner
+
+
+Rows = Float[Array, "rows"]
+
+
+def advantage(reward: Rows, nu: Rows, next_nu: Rows, terminal: Array, discount: float) -> Rows:
+    return reward + discount * jnp.where(terminal, 0.0, next_nu) - nu
+
+
+def nu_loss(initial_nu: Rows, advantage: Rows, discount: float, temperature: float) -> Float[Array, ""]:
+    """(1-gamma) mean nu(s0) + K logsumexp(A/K); the sum form, which differs from the mean's by a constant."""
+    return (1.0 - discount) * jnp.mean(initial_nu) + temperature * jax.nn.logsumexp(advantage / temperature)
+
+
+def normalised_weight(advantage: Rows, temperature: float) -> Rows:
+    weight = jnp.exp((advantage - jnp.max(advantage)) / temperature)
+    return weight / jnp.mean(weight)
+
+
+@algorithm
+class DemoDICE:
+    """DemoDICE: weights from a critic over the discriminator's reward."""
+
+    name: ClassVar[str] = "demodice"
+    needs_supplementary: ClassVar[bool] = True
+    mean_limit: ClassVar[float] = 7.0
+
+    gradient_penalty: float = 0.1
+    nu_penalty: float = 1e-4
+    alpha: float = 0.0
+    discount: float = 0.99
+    learning_rate: float = 3e-4
+    discriminator_learning_rate: float = 3e-4
+    critic_learning_rate: float = 3e-4
+    batch_size: int = 512
+    hidden: tuple[int, ...] = (256, 256)
+
+    def init(self, batch: Batch, key: PRNGKeyArray) -> State:
+        policy_key, discriminator_key, critic_key = jax.random.split(key, 3)
+        obs, action = batch.union.obs, batch.union.action
+        return State(
+            start(init_policy(policy_key, obs, action, self.hidden, he_normal)),
+            init_discriminator(batch, self.hidden, discriminator_key, last=he_normal, last_bias=False),
+            start(init_scalar_network(critic_key, obs.shape[-1], self.hidden, he_normal, last_bias=False)),
+        )
+
+    def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        discriminator_key, critic_key = jax.random.split(key)
+        discriminator, discriminator_loss, z_expert, z_union = discriminate(
+            state.discriminator,
+            batch,
+            discriminator_key,
+            self.discriminator_learning_rate,
+            self.gradient_penalty,
+            "logit",
+        )
+        critic, critic_loss, advantage = self.criticise(state.critic, batch, -smoothed_cost(z_union), critic_key)
+        weight = normalised_weight(advantage, 1.0 + self.alpha)
+        policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate)
+        metrics = {
+            "policy_loss": policy_loss,
+            "discriminator_loss": discriminator_loss,
+            "discriminator_accuracy": discriminator_accuracy(z_expert, z_union),
+            "critic_loss": critic_loss,
+            **weight_metrics(weight),
+        }
+        return State(policy, discriminator, critic), metrics
+
+    def criticise(
+        self, critic: Learner, batch: Batch, reward: Rows, key: PRNGKeyArray
+    ) -> tuple[Learner, Float[Array, ""], Rows]:
+        """One step of nu. Returns it with its loss and the advantages of the union batch from before the step."""
+        expert, union = batch.expert, batch.union
+        amount = jax.random.uniform(key, (len(union.reward), 1))
+        # nu is penalised at the union's states and at expert-union mixes of states and of next states. The union's states
+        # come first, so that their values are the ones the loss needs.
+        points = jnp.concatenate(
+            [union.obs, mix(amount, expert.obs, union.obs), mix(amount, expert.next_obs, union.next_obs)]
+        )
+        others = jnp.concatenate([batch.initial.obs, union.next_obs])
+
+        def loss(network: Perceptron):
+            other_nu, nu_at, slope = value_and_slope(network, others, points)
+            initial_nu, next_nu = jnp.split(other_nu, 2)
+            nu = nu_at[: len(union.reward)]
+            gain = advantage(jax.lax.stop_gradient(reward), nu, next_nu, union.terminal, self.discount)
+            penalty = gradient_penalty(jnp.ones(len(points)), slope, target=0.0)
+            return nu_loss(initial_nu, gain, self.discount, 1.0 + self.alpha) + self.nu_penalty * penalty, gain
+
+        (value, gain), gradient = jax.value_and_grad(loss, has_aux=True)(critic.params)
+        return descend(critic, gradient, self.critic_learning_rate), value, gain
+
+    def policy(self, state: State) -> Policy:
+        return state.policy.params
+
+    def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
+        """exp(A/K), normalised over the rows given."""
+        z = scalar(state.discriminator.params, state_action(rows.obs, rows.action))
+        nu = state.critic.params
+        gain = advantage(
+            -smoothed_cost(z), scalar(nu, rows.obs), scalar(nu, rows.next_obs), rows.terminal, self.discount
+        )
+        return normalised_weight(gain, 1.0 + self.alpha)

@@ -1,0 +1,58 @@
+"""What an algorithm is: a frozen dataclass whose fields are its hyper-parameters and whose methods are its maths."""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
+
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from demosift.networks import Policy
+from demosift.types import Transitions
+
+Metrics = dict[str, Float[Array, ""]]
+State = Any  # each algorithm's own named tuple
+
+
+class Batch(NamedTuple):
+    """Rows of each set, drawn independently and uniformly with replacement. The compiler drops what an algorithm ignores."""
+
+    expert: Transitions
+    union: Transitions
+    supplementary: Transitions
+    initial: Transitions  # rows that start an episode
+
+
+class Algorithm(Protocol):
+    """The contract. `iteration` counts from 0 and is shared by all members, so a `cond` on it stays a branch under vmap."""
+
+    name: ClassVar[str]
+    needs_supplementary: ClassVar[bool]
+    mean_limit: ClassVar[float]  # where the policy's mean is clipped, before tanh
+    batch_size: int
+
+    def init(self, batch: Batch, key: PRNGKeyArray) -> State:
+        """Networks that fit the batch's sizes."""
+        ...
+
+    def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]: ...
+
+    def policy(self, state: State) -> Policy: ...
+
+    def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
+        """How much each of these rows of the union is worth imitating, by the current networks."""
+        ...
+
+
+A = TypeVar("A")
+
+
+@dataclass_transform(frozen_default=True)
+def algorithm(cls: type[A]) -> type[A]:
+    """Make a class of hyper-parameters a frozen dataclass and a pytree.
+
+    Float fields become leaves, so members can differ in them inside one program; everything else shapes the program.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]  # type: ignore[arg-type]
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]  # type: ignore[arg-type]
+    return jax.tree_util.register_dataclass(cls, leaves, static)

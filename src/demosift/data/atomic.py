@@ -1,0 +1,130 @@
+"""Writes that are whole or absent.
+
+Everything is written beside its destination under a temporary name, flushed to the disk, and renamed: a reader, a crash
+or Ctrl-C sees the old content or the new, never half of it.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from demosift.types import InputError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[Path]:
+    """Yields a temporary path in the folder of `path`; what is written there becomes `path` when the block succeeds.
+
+    With `num_bytes`, a disk that cannot hold that much is reported before the block runs, for writers that do not
+    survive a full disk: HDF5 crashes the process.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, cannot write a file there")
+    temporary = _beside(path)
+    with _reported(path, _FULL + _FORBIDDEN):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
+    try:
+        with _reported(path, _FULL):
+            _check_space(temporary, num_bytes)
+            yield temporary
+            temporary.chmod(mode)  # safetensors leaves its files private
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str], replace: bool = False, num_bytes: int = 0) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; with its whole content it becomes `path` when the block succeeds.
+
+    A folder that already holds something is refused before any work is done. With `replace` it is moved aside once the
+    new one is complete, then removed: for an instant `path` is absent, but old and new content never mix. `num_bytes`
+    is as for `atomic_write`.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, cannot write a folder there")
+    if not replace and path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{path}: the folder is not empty; choose another or remove it")
+    temporary, old = _beside(path), _beside(path)
+    with _reported(path, _FULL + _FORBIDDEN):
+        temporary.mkdir(parents=True)
+    try:
+        with _reported(path, _FULL):
+            _check_space(temporary / "space", num_bytes)
+            (temporary / "space").unlink(missing_ok=True)
+            yield temporary
+            for folder, _, files in os.walk(temporary):
+                for name in files:
+                    _sync(Path(folder, name))
+                _sync(Path(folder))
+            if path.is_dir():
+                os.rename(path, old)
+            os.rename(temporary, path)
+            _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if old.is_dir() and not path.exists():
+            os.rename(old, path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Sorted keys and a final newline, so that equal content means equal bytes. NaN is refused: JSON has none."""
+    text = json.dumps(content, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _reported(path: Path, codes: tuple[int, ...]) -> Iterator[None]:
+    """Turns system errors that a user can cause, such as a full disk, into one line that names the destination."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        # h5py and safetensors report failed writes without errno, with the system's words inside their message.
+        number = getattr(error, "errno", None)
+        number = number or next((code for code in codes if os.strerror(code) in str(error)), None)
+        if number not in codes:
+            raise
+        raise InputError(f"{path}: cannot write: {os.strerror(number)}") from error
+
+
+def _beside(path: Path) -> Path:
+    """A fresh hidden name in the same folder; the suffix stays because some writers choose their format by it."""
+    return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+
+
+def _check_space(path: Path, num_bytes: int) -> None:
+    """Claims the bytes and gives them back: unlike a look at the free space, this minds quotas and size limits."""
+    if num_bytes > 0 and hasattr(os, "posix_fallocate"):
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            file.truncate(0)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

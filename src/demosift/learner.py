@@ -1,0 +1,33 @@
+"""Parameters with their optimiser: the only place where a gradient becomes a step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+
+class Learner(NamedTuple):
+    params: Any
+    moments: optax.ScaleByAdamState
+
+
+def start(params: Any) -> Learner:
+    return Learner(params, optax.scale_by_adam().init(params))  # type: ignore[arg-type]
+
+
+def descend(
+    learner: Learner,
+    gradient: Any,
+    learning_rate: Float[Array, ""] | float,
+    *,
+    epsilon: float = 1e-7,
+    weight_decay: Float[Array, ""] | float | None = None,
+) -> Learner:
+    """One step of Adam. Epsilon is Keras's default; weight decay is L2 in the gradient, as in PyTorch's Adam."""
+    if weight_decay is not None:
+        gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, learner.params)
+    update, moments = optax.scale_by_adam(eps=epsilon).update(gradient, learner.moments)
+    params = jax.tree.map(lambda p, u: p - jnp.asarray(learning_rate, p.dtype) * u, learner.params, update)
+    return Learner(params, moments)  # type: ignore[arg-type]
