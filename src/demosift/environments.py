@@ -102,16 +102,16 @@ def scale_action(spec: EnvironmentSpec, action: Shaped[np.ndarray, "*rows action
     """From [-1, 1] to the environment's bounds; from scores or one-hot rows to the index of the largest."""
     if spec.discrete:
         return np.argmax(action, axis=-1)
-    centre, half = _bounds(spec)
+    centre, half = _centre_and_half(spec.action_low, spec.action_high)
     # Clipped, because some environments refuse an action that rounding put one unit outside.
-    return np.clip(centre + half * action, centre - half, centre + half).astype(np.float32)
+    return np.minimum(np.maximum(centre + half * action, centre - half), centre + half).astype(np.float32)
 
 
 def unscale_action(spec: EnvironmentSpec, native: np.ndarray) -> Shaped[np.ndarray, "*rows action"]:
     """The inverse of `scale_action`: [-1, 1], or int8 one-hot rows."""
     if spec.num_actions is not None:
         return np.eye(spec.num_actions, dtype=np.int8)[native]
-    centre, half = _bounds(spec)
+    centre, half = _centre_and_half(spec.action_low, spec.action_high)
     return ((native - centre) / half).astype(np.float32)
 
 
@@ -182,10 +182,11 @@ def _suggestions(name: str) -> str:
     return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
 
 
-def _bounds(spec: EnvironmentSpec) -> tuple[np.ndarray, np.ndarray]:
-    # Centre and half-width, not low and width: bounds of -1 and 1 then leave an action exactly as it is.
-    low, high = np.asarray(spec.action_low, np.float32), np.asarray(spec.action_high, np.float32)
-    return (low + high) / 2, (high - low) / 2
+@cache
+def _centre_and_half(low: tuple[float, ...] | None, high: tuple[float, ...] | None) -> tuple[np.ndarray, np.ndarray]:
+    # Not low and width: bounds of -1 and 1 then leave an action exactly as it is.
+    bottom, top = np.asarray(low, np.float32), np.asarray(high, np.float32)
+    return (bottom + top) / 2, (top - bottom) / 2
 
 
 @cache

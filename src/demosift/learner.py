@@ -25,7 +25,11 @@ def descend(
     epsilon: float = 1e-7,
     weight_decay: Float[Array, ""] | float | None = None,
 ) -> Learner:
-    """One step of Adam. Epsilon is Keras's default; weight decay is L2 in the gradient, as in PyTorch's Adam."""
+    """One step of Adam. Weight decay is L2 in the gradient, as in PyTorch's Adam.
+
+    Epsilon is Keras's default. Keras adds it before the bias correction and this (with PyTorch) after: it matters only
+    for gradients of 1e-6 or less in the first steps.
+    """
     if weight_decay is not None:
         gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, learner.params)
     update, moments = optax.scale_by_adam(eps=epsilon).update(gradient, learner.moments)

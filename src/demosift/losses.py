@@ -1,7 +1,7 @@
 """Losses, weights and penalties: pure functions of network outputs, each with its equation.
 
-Notation: `z` is a discriminator's logit, c = sigmoid(z) its probability that a sample is the expert's; E and U are the expert
-and union batches. Every loss is a mean over its batch.
+Notation: `z` is a discriminator's logit, c = sigmoid(z) its probability that a sample is the expert's; E and U are the
+expert and union batches. Every loss is a mean over its batch.
 """
 
 import jax
@@ -29,17 +29,25 @@ def discriminator_loss(z_expert: Rows, z_union: Rows) -> Scalar:
 
 def smoothed_cost(z: Rows) -> Rows:
     """k(z) = log(1/(c + e) - 1 + e) with e = 1e-3: about -z, but bounded by -13.8 and 6.9."""
-    return jnp.log(1.0 / (jax.nn.sigmoid(z) + SMOOTHING) - 1.0 + SMOOTHING)
+    return -jnp.log(smoothed_ratio(z))
 
 
 def smoothed_ratio(z: Rows) -> Rows:
-    """exp(-k(z)): the density ratio c/(1-c), kept within about [1e-3, 1e6]. What made the paper's tables."""
-    return 1.0 / (1.0 / (jax.nn.sigmoid(z) + SMOOTHING) - 1.0 + SMOOTHING)
+    """exp(-k(z)): the density ratio c/(1-c), kept within about [1e-3, 1e6]. What made the paper's tables.
+
+    1/(c + e) - 1 + e would cancel in float32 where c is near 1; brought to one fraction it does not.
+    """
+    return (jax.nn.sigmoid(z) + SMOOTHING) / _smoothed_rest(z)
+
+
+def _smoothed_rest(z: Rows) -> Rows:
+    """1 - (1-e)(c+e), written so that nothing cancels."""
+    return (1.0 - SMOOTHING) * jax.nn.sigmoid(-z) + SMOOTHING**2
 
 
 def exact_ratio(z: Rows) -> Rows:
-    """c/(1-c) = exp(z): the density ratio as the paper writes it."""
-    return jnp.exp(z)
+    """c/(1-c) = exp(z): the density ratio as the paper writes it, held below float32's overflow."""
+    return jnp.exp(jnp.minimum(z, 80.0))
 
 
 RATIOS = {"smoothed": smoothed_ratio, "exact": exact_ratio}
@@ -48,8 +56,7 @@ RATIOS = {"smoothed": smoothed_ratio, "exact": exact_ratio}
 def logit_rate(z: Rows) -> Rows:
     """dk/dz of the smoothed cost."""
     c = jax.nn.sigmoid(z)
-    shifted = c + SMOOTHING
-    return -c * (1.0 - c) / (shifted * (1.0 - (1.0 - SMOOTHING) * shifted))
+    return -c * jax.nn.sigmoid(-z) / ((c + SMOOTHING) * _smoothed_rest(z))
 
 
 def probability_rate(z: Rows) -> Rows:
@@ -76,10 +83,10 @@ def mix(amount: Float[Array, "rows 1"], a: Float[Array, "rows inputs"], b: Float
 def between_expert_and_union(
     amount: Float[Array, "rows 1"], x_expert: Array, x_union: Array
 ) -> Float[Array, "points inputs"]:
-    """Where the discriminator's gradient is penalised: expert-union mixes, then union-union mixes, with the same amounts.
+    """Where the discriminator's gradient is penalised: expert-union mixes, then union-union mixes, by the same amounts.
 
-    The reference pairs union rows by a shuffle of the batch. Rows are independent draws already, so the next row serves as
-    well and costs no sort; the only difference is that a row is never paired with itself.
+    The reference pairs union rows by a shuffle of the batch. Rows are independent draws already, so the previous row
+    serves as well and costs no sort; the only difference is that a row is never paired with itself.
     """
     return jnp.concatenate([mix(amount, x_expert, x_union), mix(amount, jnp.roll(x_union, 1, axis=0), x_union)])
 

@@ -1,8 +1,8 @@
 """The networks: plain pytrees of arrays and the functions that apply them.
 
-A perceptron is a tuple of layers with ReLU between them. A policy is a perceptron inside a named tuple whose type says how
-its outputs are read: `TanhGaussian` for continuous actions, `Categorical` for discrete ones. Discriminators and critics are
-perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
+A perceptron is a tuple of layers with ReLU between them. A policy is a perceptron inside a named tuple whose type says
+how its outputs are read: `TanhGaussian` for continuous actions, `Categorical` for discrete ones. Discriminators and
+critics are perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
 """
 
 import math
@@ -43,7 +43,8 @@ def init_perceptron(
 ) -> Perceptron:
     """Layers of the given sizes, each kernel from its own initialiser.
 
-    Biases start at zero, except beside a `fan_in_uniform` kernel, where they are drawn like the kernel (as PyTorch does).
+    Biases start at zero, except beside a `fan_in_uniform` kernel, where they are drawn like the kernel (as PyTorch
+    does).
     """
     layers = []
     for index, (inputs, outputs, kernel) in enumerate(zip(sizes[:-1], sizes[1:], kernels, strict=True)):
@@ -83,8 +84,8 @@ class TanhGaussian(NamedTuple):
     ) -> Float[Array, "rows action"]:
         """log pi(a|s), one number per action dimension.
 
-        The action is clipped before atanh; the log-determinant uses it unclipped. It depends on no parameter, so it only
-        shifts the loss.
+        The action is clipped before atanh; the log-determinant uses it unclipped. It depends on no parameter, so it
+        only shifts the loss.
         """
         mean, log_std = self.moments(obs, mean_limit)
         inside = jnp.clip(action, -1.0 + FLOAT32_EPSILON, 1.0 - FLOAT32_EPSILON)
@@ -126,8 +127,8 @@ def init_policy(
     if is_one_hot(action):
         return Categorical(layers)
     (log_std,) = init_perceptron(head_key, (sizes[-2], action_dim), [kernel])
-    both = (jnp.concatenate(pair, axis=-1) for pair in zip(layers[-1], log_std, strict=True))
-    return TanhGaussian((*layers[:-1], Layer(*both)))
+    heads = jax.tree.map(lambda mean, spread: jnp.concatenate([mean, spread], axis=-1), layers[-1], log_std)
+    return TanhGaussian((*layers[:-1], heads))
 
 
 def init_scalar_network(
@@ -148,60 +149,51 @@ def scalar(network: Perceptron, x: Float[Array, "rows inputs"]) -> Float[Array, 
 
 @jax.custom_vjp
 def value_and_slope(
-    network: Perceptron, x: Float[Array, "rows inputs"], at: Float[Array, "points inputs"]
-) -> tuple[Float[Array, "rows"], Float[Array, "points"], Float[Array, "points inputs"]]:
-    """z(x), z(at) and the slope dz/dx at `at`, for a one-output ReLU network z.
+    network: Perceptron, x: Float[Array, "rows inputs"]
+) -> tuple[Float[Array, "rows"], Float[Array, "rows inputs"]]:
+    """z(x) and its slope dz/dx, for a one-output ReLU network z.
 
-    Gradient penalties differentiate the slope once more. A ReLU network is piecewise linear, which makes that cheap: with
-    h_l the activations, m_l = [h_l > 0] and v_l = dz/d(pre-activation of layer l), the backward pass of both the values and
-    the slope needs only
+    Gradient penalties differentiate the slope once more. A ReLU network is piecewise linear, which makes that cheap:
+    with h_l the activations, m_l = [h_l > 0] and v_l = dz/d(pre-activation of layer l), the backward pass of both the
+    values and the slope needs only
 
         dL/dW_l = (zbar * h_{l-1} + u_{l-1})^T v_l,     u_0 = gbar,     u_l = m_l * (u_{l-1} W_l),
 
-    where zbar and gbar are the cotangents of z and of the slope, and u is the tangent of the activations along gbar. So one
-    matrix product per layer serves both gradients, and v, needed for the slope, is not computed twice. Differentiating blindly
-    would cost six products of the hidden size where this takes four.
+    where zbar and gbar are the cotangents of z and of the slope, and u is the tangent of the activations along gbar. So
+    one matrix product per layer serves both gradients, and v, needed for the slope, is not computed twice.
+    Differentiating blindly would cost six products of the hidden size where this takes four.
     """
-    return _value_and_slope_forward(network, x, at)[0]
+    return _value_and_slope_forward(network, x)[0]
 
 
-def _value_and_slope_forward(network: Perceptron, x: Array, at: Array):
-    num_rows = x.shape[0]
-    activations = [jnp.concatenate([x, at])]
+def _value_and_slope_forward(network: Perceptron, x: Array):
+    activations = [x]
     for layer in network[:-1]:
         activations.append(jax.nn.relu(affine(layer, activations[-1])))
-    value = activations[-1] @ network[-1].kernel[:, 0]
-    if network[-1].bias is not None:
-        value = value + network[-1].bias
-    # sensitivities[l] is v_l, from the last hidden layer down to the first; the output layer's is 1.
-    back = jnp.broadcast_to(network[-1].kernel[:, 0], activations[-1].shape)
+    value = affine(network[-1], activations[-1])[:, 0]
+    # From the last hidden layer, whose v is the output kernel, masked, down to the first.
+    slope = jnp.broadcast_to(network[-1].kernel[:, 0], activations[-1].shape)
     sensitivities = []
     for layer, activation in zip(reversed(network[:-1]), reversed(activations[1:]), strict=True):
-        sensitivities.insert(0, jnp.where(activation > 0, back, 0.0))
-        back = None if layer is network[0] else sensitivities[0] @ layer.kernel.T
-    slope = sensitivities[0][num_rows:] @ network[0].kernel.T if sensitivities else back[num_rows:]
-    return (value[:num_rows], value[num_rows:], slope), (network, activations, sensitivities, slope)
+        sensitivities.insert(0, jnp.where(activation > 0, slope, 0.0))
+        slope = sensitivities[0] @ layer.kernel.T
+    return (value, slope), (network, activations, sensitivities, slope)
 
 
 def _value_and_slope_backward(residuals, cotangents):
     network, activations, sensitivities, slope = residuals
-    value_bar, value_at_bar, slope_bar = cotangents
-    num_rows = value_bar.shape[0]
-    z_bar = jnp.concatenate([value_bar, value_at_bar])[:, None]
-    tangent = slope_bar
+    value_bar, tangent = cotangents
+    z_bar = value_bar[:, None]
     gradient = []
     for layer, activation, next_activation, sensitivity in zip(
         network[:-1], activations[:-1], activations[1:], sensitivities, strict=True
     ):
-        gradient.append(
-            Layer((z_bar * activation).at[num_rows:].add(tangent).T @ sensitivity, jnp.sum(z_bar * sensitivity, axis=0))
-        )
-        tangent = jnp.where(next_activation[num_rows:] > 0, tangent @ layer.kernel, 0.0)
-    last_kernel = jnp.sum(z_bar * activations[-1], axis=0) + jnp.sum(tangent, axis=0)
+        gradient.append(Layer((z_bar * activation + tangent).T @ sensitivity, value_bar @ sensitivity))
+        tangent = jnp.where(next_activation > 0, tangent @ layer.kernel, 0.0)
+    last_kernel = value_bar @ activations[-1] + jnp.sum(tangent, axis=0)
     last_bias = None if network[-1].bias is None else jnp.sum(z_bar, axis=0)
     gradient.append(Layer(last_kernel[:, None], last_bias))
-    first = sensitivities[0][:num_rows] @ network[0].kernel.T if sensitivities else network[-1].kernel[:, 0]
-    return tuple(gradient), value_bar[:, None] * first, value_at_bar[:, None] * slope
+    return tuple(gradient), z_bar * slope
 
 
 value_and_slope.defvjp(_value_and_slope_forward, _value_and_slope_backward)

@@ -48,7 +48,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(Layer(*layer) for layer in self.layers))
-        problem = _shape_problem(self)
+        problem = _problem(self)
         if problem:
             raise ValueError(problem)
 
@@ -180,10 +180,12 @@ def _environment(config: dict[str, Any] | None) -> EnvironmentSpec | None:
     return EnvironmentSpec(config["id"], config["kwargs"], num_actions=config["num_actions"], **bounds)
 
 
-def _shape_problem(policy: Policy) -> str | None:
-    """What is wrong with the shapes, if anything: broadcasting would let most mistakes pass."""
+def _problem(policy: Policy) -> str | None:
+    """What is wrong with a policy, if anything: broadcasting would let most wrong shapes pass."""
     if policy.kind not in KINDS:
         return f"unknown kind {policy.kind!r}"
+    if not (policy.mean_limit is None or isinstance(policy.mean_limit, int | float)):
+        return f"mean_limit {policy.mean_limit!r} is not a number"
     if not policy.layers:
         return "it has no layers"
     if policy.shift.ndim != 2 or policy.shift.shape != policy.scale.shape:

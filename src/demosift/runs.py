@@ -25,7 +25,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from demosift.data.atomic import atomic_write, write_json
+from demosift.data.atomic import atomic_write, is_partial, system_errors_named, write_json
 from demosift.policy import Policy
 from demosift.types import InputError
 
@@ -56,7 +56,7 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         folder = RunFolder(path)
         folder.claim(self.config)
-        folder.metrics.write_text("".join(json_line(row) for row in self.metrics), encoding="utf-8")
+        folder.write_metrics(self.metrics)
         if self.state is not None:
             folder.write_checkpoint(self.config["iterations"], self.state)
         folder.finish(self)
@@ -65,7 +65,9 @@ class Run:
 def load_run(path: str | os.PathLike[str]) -> Run:
     """A finished run from its folder."""
     folder = RunFolder(path)
-    return Run(folder.read_config(), Policy.load(folder.policy), folder.read_metrics())
+    checkpoint = folder.read_checkpoint()
+    state = None if checkpoint is None else checkpoint[1]
+    return Run(folder.read_config(), Policy.load(folder.policy), folder.read_metrics(), state)
 
 
 class RunFolder:
@@ -90,9 +92,15 @@ class RunFolder:
                 raise InputError(
                     f"{self.path}: holds this run already; continue it with resume, or choose another folder"
                 )
-        elif self.path.exists() and any(self.path.iterdir()):
+            checkpoint = self.read_checkpoint()
+            if checkpoint is not None and checkpoint[0] > config["iterations"]:
+                raise InputError(f"{self.path}: is already at iteration {checkpoint[0]}, beyond {config['iterations']}")
+        elif self.path.exists() and any(not is_partial(path) for path in self.path.iterdir()):
             raise InputError(f"{self.path}: the folder is not empty and holds no run; choose another")
         write_json(self.config, config)
+        for path in list(self.path.rglob("*")):  # left by a kill
+            if is_partial(path):
+                path.unlink()
 
     def finish(self, run: Run) -> None:
         run.policy.save(self.policy)
@@ -121,12 +129,15 @@ class RunFolder:
         """What had been measured when the checkpoint of this iteration was written: its evaluation came later."""
         rows = self.read_metrics()
         kept = [row for row in rows if row["iteration"] < iteration + ("returns" not in row)]
-        with atomic_write(self.metrics) as temporary:
-            temporary.write_text("".join(json_line(row) for row in kept), encoding="utf-8")
+        self.write_metrics(kept)
         return kept
 
+    def write_metrics(self, rows: Iterable[Row]) -> None:
+        with atomic_write(self.metrics) as temporary:
+            temporary.write_text("".join(json_line(row) for row in rows), encoding="utf-8")
+
     def append_metrics(self, rows: Iterable[Row]) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with system_errors_named(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.writelines(json_line(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
@@ -163,7 +174,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | No
     """Which part of two runs' identity differs. The number of iterations may: a longer run continues a shorter one."""
     for key in IDENTITY:
         if json.dumps(old.get(key), sort_keys=True) != json.dumps(new.get(key), sort_keys=True):
-            return f"its {key.replace('_', ' ')} differs"
+            return f"another {key.replace('_', ' ')}"
     return None
 
 

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import traceback
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -72,6 +73,16 @@ class Episode:
     transitions: Transitions | None = None
 
 
+def episode_seeds(episodes: int, purpose: str, *numbers: int) -> list[int]:
+    """Seeds of that many episodes; asking for more leaves the first ones as they are.
+
+    `purpose` keeps, say, recording with seed 0 from starting in the very states that evaluating with seed 0 starts in.
+    """
+    if min(numbers, default=0) < 0:
+        raise InputError(f"seed {min(numbers)}: a seed must not be negative")
+    return np.random.SeedSequence([zlib.crc32(purpose.encode()), *numbers]).generate_state(episodes).tolist()
+
+
 def available_cores() -> int:
     """Cores this process may use, which in a container or under a batch system are fewer than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -120,11 +131,15 @@ class Simulators:
         """Start a step and return at once."""
         if self._waiting:
             raise RuntimeError("send was called twice without a receive between")
+        if np.shape(actions) != (len(self), self.action_dim):
+            raise ValueError(f"actions have shape {np.shape(actions)}, expected {(len(self), self.action_dim)}")
         self._records["action"] = actions
         self._command([None] * len(self._workers))
 
     def receive(self) -> Step:
         """Wait for the step that `send` started."""
+        if not self._waiting:
+            raise RuntimeError("receive was called without a send")
         self._waiting = False
         with self._workers.closed_on_error():
             for worker in self._workers:
@@ -175,7 +190,7 @@ class Rollouts:
         `progress` is called from another thread. Submissions take turns.
         """
         queue = [Job(*job) for job in jobs]
-        _check_fit(policy, spec, queue)
+        check_fit(policy, spec, queue)
         future: Future[list[Episode]] = Future()
 
         def fulfil() -> None:
@@ -210,7 +225,7 @@ class Rollouts:
         record: bool,
         progress: Progress | None,
     ) -> list[Episode]:
-        # Dealt like cards, sorted by member: a worker meets few members at once, and each has its share of long episodes.
+        # Dealt like cards, sorted by member: a worker meets few members at once, and has its share of long episodes.
         order = sorted(range(len(jobs)), key=lambda index: jobs[index].member)
         episodes: dict[int, Episode] = {}
         busy = {}
@@ -248,12 +263,12 @@ def rollout(
 ) -> list[Episode]:
     """The episodes of `jobs`, pairs of (member, seed), with a pool of their own: see `Rollouts`."""
     queue = list(jobs)
-    _check_fit(policy, spec, queue)
+    check_fit(policy, spec, queue)
     with Rollouts(max(1, min(num_workers or available_cores(), len(queue)))) as pool:
         return pool.run(policy, spec, queue, record, progress)
 
 
-def _check_fit(policy: Policy | RandomPolicy, spec: EnvironmentSpec, jobs: Iterable[tuple[int, int]]) -> None:
+def check_fit(policy: Policy | RandomPolicy, spec: EnvironmentSpec, jobs: Iterable[tuple[int, int]] = ()) -> None:
     """Refuse a policy made for another environment before a worker trips over it."""
     needs = environments.spaces(spec)
     has = environments.Spaces(policy.obs_dim if isinstance(policy, Policy) else needs.obs_dim, policy.action_dim)
@@ -434,7 +449,7 @@ class _Live:
     def __init__(self, index: int, job: Job, env: _Environment, record: bool):
         self.index, self.job, self.env = index, job, env
         self.obs = env.reset(job.seed)
-        self.rng = np.random.default_rng(job.seed)
+        self.rng = np.random.default_rng((job.seed, 1))  # not the environment's own stream
         self.return_, self.length = 0.0, 0
         self.rows: list[tuple[Any, ...]] | None = [] if record else None
 

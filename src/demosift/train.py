@@ -4,8 +4,8 @@ A member is one seed of one setting. All members of a run share shapes, so they 
 
     jit(vmap(scan(step)))
 
-Data lies on the device, batches are drawn inside the compiled loop, and everything random in iteration i of a member follows
-from (seed, i) alone. So a run that was cut into pieces, killed or resumed is the same run.
+Data lies on the device, batches are drawn inside the compiled loop, and everything random in iteration i of a member
+follows from (seed, i) alone. So a run that was cut into pieces, killed or resumed is the same run.
 """
 
 import contextlib
@@ -13,48 +13,78 @@ import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from demosift import networks
-from demosift.algorithms import Algorithm, Batch, Metrics, State
-from demosift.data.normaliser import Normaliser, NormaliseOver, fit_normaliser
+from demosift.algorithms import REGISTRY, Algorithm, Batch, Metrics, State
+from demosift.data import check_pair
+from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.policy import Layer, Policy
 from demosift.runs import Row, Run, RunFolder, plain, provenance
 from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
 
+HostMetrics = dict[str, Float[np.ndarray, "members"]]
+
 
 class TrainingData(NamedTuple):
-    """One member's data on the device: the union, expert rows first, perhaps padded to the size of other members' data."""
+    """One member's data on the device:
+
+    the union, expert rows first, perhaps padded to the size of other members' data.
+    """
 
     union: Transitions
-    num_expert: Int[Array, ""]
-    num_rows: Int[Array, ""]
-    starts: Int[Array, "starts"]  # rows that begin an episode
-    num_starts: Int[Array, ""]
+    num_expert: Int[Any, ""]
+    num_rows: Int[Any, ""]
+    starts: Int[Any, "starts"]  # rows that begin an episode
+    num_starts: Int[Any, ""]
 
-    def sample(self, key: PRNGKeyArray, batch_size: int) -> Batch:
+    def draw(self, key: PRNGKeyArray, batch_size: int) -> "Draw":
         """Rows of each set, uniformly with replacement."""
 
-        def draw(stream: int, low: Array | int, high: Array) -> Int[Array, "rows"]:
+        def rows(stream: int, low: Array | int, high: Array) -> Int[Array, "rows"]:
             return jax.random.randint(jax.random.fold_in(key, stream), (batch_size,), low, high)
 
+        return Draw(
+            expert=rows(0, 0, self.num_expert),
+            union=rows(1, 0, self.num_rows),
+            supplementary=rows(2, self.num_expert, self.num_rows),
+            initial=rows(3, 0, self.num_starts),
+            uniform=jax.random.uniform(jax.random.fold_in(key, 4), (2, batch_size, 1)),
+        )
+
+    def batch(self, draw: "Draw") -> Batch:
         def rows(index: Int[Array, "rows"]) -> Transitions:
-            return Transitions(*(array[index] for array in self.union))
+            return Transitions(*(array.at[index].get(mode="promise_in_bounds") for array in self.union))
 
         return Batch(
-            expert=rows(draw(0, 0, self.num_expert)),
-            union=rows(draw(1, 0, self.num_rows)),
-            supplementary=rows(draw(2, self.num_expert, self.num_rows)),
-            initial=rows(self.starts[draw(3, 0, self.num_starts)]),
+            expert=rows(draw.expert),
+            union=rows(draw.union),
+            supplementary=rows(draw.supplementary),
+            initial=rows(self.starts[draw.initial]),
+            uniform=draw.uniform,
         )
+
+
+class Draw(NamedTuple):
+    """The random numbers of a batch.
+
+    Drawn for many iterations at once: on a CPU a call of the generator inside the loop costs as much as a product.
+    """
+
+    expert: Int[Array, "rows"]
+    union: Int[Array, "rows"]
+    supplementary: Int[Array, "rows"]
+    initial: Int[Array, "rows"]
+    uniform: Float[Array, "2 rows 1"]
 
 
 class Members(NamedTuple):
@@ -67,7 +97,7 @@ class Members(NamedTuple):
 
 
 class Evaluator(Protocol):
-    """Evaluates a policy while training goes on (`demosift.evaluate.Evaluator` is one)."""
+    """Evaluates a policy while training goes on (`demosift.evaluation.Evaluator` is one)."""
 
     every: int
 
@@ -105,8 +135,9 @@ def fit(
     """Train every setting with every seed, together.
 
     `algorithm`: one, or several of the same class that differ in numbers only (penalties, thresholds, learning rates).
-    `data`: one for all, or one per seed. `seeds`: how many, or which. With `out` the run streams to that folder, checkpoints
-    every `checkpoint_every` iterations, and with `resume` continues from there. `progress`: None shows a bar on a terminal.
+    `data`: one for all, or one per seed. `seeds`: how many, or which. With `out` the run streams to that folder,
+    checkpoints every `checkpoint_every` iterations, and with `resume` continues from there. `progress`: None shows a
+    bar on a terminal.
     """
     settings = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
@@ -138,7 +169,7 @@ def fit(
     position, rows = 0, []
     if folder is not None and (checkpoint := folder.read_checkpoint()):
         position, arrays = checkpoint
-        state = name_arrays(state, arrays)
+        state = fill(state, arrays)
         rows = folder.cut_metrics(position)
     elif folder is not None:
         rows = folder.cut_metrics(0)
@@ -153,7 +184,7 @@ def fit(
     began = time.monotonic()
     pending: Callable[[], list[Row]] | None = None
     with progress_bar(settings[0].name, position, iterations, progress) as advance_bar:
-        if evaluator is not None and position and position % evaluator.every == 0:
+        if evaluator is not None and position and (position % evaluator.every == 0 or position == iterations):
             pending = evaluator.submit(to_policy(state), position)  # the checkpoint was written before its result
         while position < iterations:
             steps = min(log_every - position % log_every, iterations - position)
@@ -194,6 +225,8 @@ def check_request(
         raise InputError(f"fit: iterations ({iterations}) and log_every ({log_every}) must be at least 1")
     if len(sources) not in (1, len(seeds)):
         raise InputError(f"fit: {len(sources)} datasets for {len(seeds)} seeds; give one for all, or one per seed")
+    if not all(0 <= seed < 2**31 for seed in seeds):
+        raise InputError(f"fit: seeds must be between 0 and 2**31 - 1, not {list(seeds)}")
     if len(set(seeds)) < len(seeds) and len(sources) == 1:
         raise InputError(f"fit: the seeds repeat ({list(seeds)}); repeated members would be identical")
     # Numbers are leaves and may differ; everything else is part of the tree's structure and may not.
@@ -205,8 +238,11 @@ def check_request(
         (checkpoint_every, "checkpoint_every"),
         (evaluator.every if evaluator else log_every, "evaluate_every"),
     ):
-        if every % log_every and iterations > every:
-            raise InputError(f"fit: {name} ({every}) must be a multiple of log_every ({log_every})")
+        if every < 1 or (every % log_every and iterations > every):
+            raise InputError(f"fit: {name} ({every}) must be a positive multiple of log_every ({log_every})")
+    for source in sources:
+        if source.supplementary is not None:
+            check_pair(source.expert, source.supplementary)
     sizes = {(source.expert.obs_dim, source.expert.action_dim, source.expert.discrete) for source in sources}
     if len(sizes) > 1:
         raise InputError(f"fit: the datasets differ in observation or action size: {sorted(sizes)}")
@@ -288,7 +324,7 @@ def member_keys(seed: Int[Array, ""]) -> tuple[PRNGKeyArray, PRNGKeyArray]:
 def _init(algorithm: Algorithm, seed: Array, data: TrainingData, own_data: bool) -> State:
     def one(algorithm: Algorithm, seed: Array, data: TrainingData) -> State:
         init_key, _ = member_keys(seed)
-        return algorithm.init(data.sample(init_key, 1), init_key)
+        return algorithm.init(data.batch(data.draw(init_key, 1)), init_key)
 
     return over_members(one, Members(algorithm, seed, data, own_data))
 
@@ -304,17 +340,23 @@ def _advance(
     def one(algorithm: Algorithm, seed: Array, data: TrainingData, state: State) -> tuple[State, Metrics]:
         _, train_key = member_keys(seed)
 
-        def step(state: State, iteration: Array) -> tuple[State, Metrics]:
-            batch_key, step_key = jax.random.split(jax.random.fold_in(train_key, iteration))
-            return algorithm.step(state, data.sample(batch_key, algorithm.batch_size), iteration, step_key)
+        iterations = first + jnp.arange(steps)
+        keys = jax.vmap(lambda iteration: jax.random.split(jax.random.fold_in(train_key, iteration)))(iterations)
+        draws = jax.vmap(lambda key: data.draw(key, algorithm.batch_size))(keys[:, 0])
 
-        def body(carry: tuple[State, Metrics], iteration: Array) -> tuple[tuple[State, Metrics], None]:
+        def step(state: State, inputs: tuple[Array, Draw, PRNGKeyArray]) -> tuple[State, Metrics]:
+            iteration, draw, key = inputs
+            return algorithm.step(state, data.batch(draw), iteration, key)
+
+        def body(carry: tuple[State, Metrics], inputs: tuple[Array, Draw, PRNGKeyArray]):
             state, total = carry
-            state, metrics = step(state, iteration)
+            state, metrics = step(state, inputs)
             return (state, jax.tree.map(jnp.add, total, metrics)), None
 
-        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(step, state, first)[1])
-        (state, total), _ = jax.lax.scan(body, (state, zeros), first + jnp.arange(steps))
+        inputs = (iterations, draws, keys[:, 1])
+        shapes = jax.eval_shape(step, state, jax.tree.map(lambda each: each[0], inputs))
+        zeros = jax.tree.map(jnp.zeros_like, shapes[1])
+        (state, total), _ = jax.lax.scan(body, (state, zeros), inputs)
         return state, jax.tree.map(lambda value: value / steps, total)
 
     return over_members(one, Members(algorithm, seed, data, own_data), state)
@@ -323,6 +365,39 @@ def _advance(
 def advance(members: Members, state: State, first: int, steps: int) -> tuple[State, Metrics]:
     """`steps` iterations of all members, and the metrics averaged over them. The old state's memory is reused."""
     return _advance(*members, state, jnp.int32(first), steps)
+
+
+WEIGH_ROWS = 16_384  # at a time, so that a pile of millions needs little memory
+
+
+def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
+    """How much each row of the union is worth imitating, by each member's networks at the end of the run."""
+    if run.state is None:
+        raise InputError("weigh: the run has no checkpoint, so its discriminator is gone")
+    members = [dict(member) for member in run.members]
+    seeds = [member.pop("seed") for member in members]
+    classes = {REGISTRY[member.pop("algorithm")] for member in members}
+    (cls,) = classes
+    settings = [cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in m.items()}) for m in members]
+    algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *settings)
+    union = data.union
+    shapes = Transitions(*(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in union))
+    batch = Batch(shapes, shapes, shapes, shapes, jnp.zeros((2, 1, 1)))
+    state = jax.eval_shape(jax.vmap(lambda a, s: a.init(batch, jax.random.key(s))), algorithm, jnp.asarray(seeds))
+    state = fill(state, run.state)
+    normaliser = Normaliser(run.policy.shift, run.policy.scale)
+
+    @jax.jit
+    def weigh_rows(rows: Transitions) -> Float[Array, "members rows"]:
+        def one(algorithm: Algorithm, state: State, normaliser: Normaliser) -> Float[Array, "rows"]:
+            obs, next_obs = normaliser.apply(rows.obs), normaliser.apply(rows.next_obs)
+            return algorithm.weigh(state, rows._replace(obs=obs, next_obs=next_obs))
+
+        return jax.vmap(one)(algorithm, state, normaliser)
+
+    starts = range(0, len(union.reward), WEIGH_ROWS)
+    parts = [weigh_rows(Transitions(*(array[i : i + WEIGH_ROWS] for array in union))) for i in starts]
+    return np.concatenate([np.asarray(part) for part in parts], axis=1)
 
 
 def make_policy(
@@ -355,7 +430,7 @@ def named_arrays(state: State) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
 
 
-def name_arrays(state: State, arrays: dict[str, np.ndarray]) -> State:
+def fill(state: State, arrays: Mapping[str, np.ndarray]) -> State:
     """The state of this structure whose leaves are these arrays."""
     flat, structure = jax.tree_util.tree_flatten_with_path(state)
     leaves = []
@@ -367,7 +442,7 @@ def name_arrays(state: State, arrays: dict[str, np.ndarray]) -> State:
     return jax.tree_util.tree_unflatten(structure, leaves)
 
 
-def metric_rows(iteration: int, metrics: dict[str, np.ndarray]) -> list[Row]:
+def metric_rows(iteration: int, metrics: HostMetrics) -> list[Row]:
     num_members = len(next(iter(metrics.values())))
     return [
         {"iteration": iteration, "member": member, **{name: plain(float(v[member])) for name, v in metrics.items()}}
@@ -377,8 +452,8 @@ def metric_rows(iteration: int, metrics: dict[str, np.ndarray]) -> list[Row]:
 
 def describe(setting: Algorithm) -> Row:
     """The algorithm's name and hyper-parameters, as plain JSON values."""
-    fields = {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}  # type: ignore[arg-type]
-    return {"algorithm": setting.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}}
+    values = {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}  # type: ignore
+    return {"algorithm": setting.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 def describe_data(source: Demonstrations) -> Row:
@@ -398,21 +473,19 @@ def describe_data(source: Demonstrations) -> Row:
 @contextlib.contextmanager
 def progress_bar(
     name: str, position: int, iterations: int, show: bool | None
-) -> Iterator[Callable[[int, Metrics, int], None]]:
+) -> Iterator[Callable[[int, HostMetrics, int], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:,}/{task.total:,}  {task.fields[rate]}  {task.fields[losses]}"),
         TimeRemainingColumn(),
     )
-    from rich.console import Console
-
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not (console.is_terminal if show is None else show)) as bar:
         task = bar.add_task(name, total=iterations, completed=position, rate="compiling", losses="")
         started, start = time.monotonic(), position
 
-        def advance(position: int, metrics: dict[str, np.ndarray], num_members: int) -> None:
+        def advance(position: int, metrics: HostMetrics, num_members: int) -> None:
             nonlocal started, start
             rate = (position - start) * num_members / (time.monotonic() - started)
             losses = "  ".join(

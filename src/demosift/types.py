@@ -1,7 +1,8 @@
 """The data's types, and the shape letters every other module uses.
 
-Shape letters: `rows` transitions (or a batch of them), `obs` observation size, `action` action size, `members` policies that
-train together in one program. Arrays are NumPy on the host and JAX on the device; this module imports neither JAX nor Gymnasium.
+Shape letters: `rows` transitions (or a batch of them), `obs` observation size, `action` action size, `members`
+policies that train together in one program. Arrays are NumPy on the host and JAX on the device; this module imports
+neither JAX nor Gymnasium.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,10 @@ from jaxtyping import Bool, Float, Int8, Shaped
 
 
 class InputError(Exception):
-    """Something the user gave is wrong. The message is one line that says what and where; the command line exits with 2."""
+    """Something the user gave is wrong.
+
+    The message is one line that says what and where; the command line exits with 2.
+    """
 
 
 class Transitions(NamedTuple):
@@ -31,7 +35,10 @@ class Transitions(NamedTuple):
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What data and policies remember of their environment: enough to make it again and to scale actions to its bounds."""
+    """What data and policies remember of their environment:
+
+    enough to make it again and to scale actions to its bounds.
+    """
 
     id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -55,8 +62,8 @@ class Origin(NamedTuple):
 class Dataset:
     """Transitions in episode order, on the host, with what is known about them.
 
-    `timeout` marks rows that end an episode without a terminal state (a time limit, or the end of the recording). An episode
-    ends at a terminal or a timeout; the last row of a dataset always ends one.
+    `timeout` marks rows that end an episode without a terminal state (a time limit, or the end of the recording). An
+    episode ends at a terminal or a timeout; the last row of a dataset always ends one.
     """
 
     transitions: Transitions
@@ -110,7 +117,9 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """The expert set, the supplementary set (None for plain BC), and through `union` their concatenation, expert first."""
+    """The expert set, the supplementary set (None for plain BC), and through `union` their concatenation, expert
+    first.
+    """
 
     expert: Dataset
     supplementary: Dataset | None = None

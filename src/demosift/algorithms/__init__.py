@@ -8,7 +8,8 @@ from demosift.algorithms.nbcu import NBCU
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
 
-REGISTRY: dict[str, type[Algorithm]] = {a.name: a for a in (BC, NBCU, WBCU, WBCUTwoStage, DemoDICE, DWBC)}
+ALGORITHMS: tuple[type[Algorithm], ...] = (BC, NBCU, WBCU, WBCUTwoStage, DemoDICE, DWBC)
+REGISTRY: dict[str, type[Algorithm]] = {each.name: each for each in ALGORITHMS}
 
 __all__ = [
     "BC",

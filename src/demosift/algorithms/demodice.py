@@ -1,4 +1,4 @@
-"""DemoDICE (Kim et al., ICLR 2022): weights are importance ratios towards the best stationary distribution near the union's.
+"""DemoDICE (Kim et al., ICLR 2022): weights are ratios towards the best stationary distribution near the union's.
 
 With r = -k(z) from a discriminator z(s,a) as in WBCU, K = 1 + alpha and A = r + gamma nu(s') - nu(s):
 
@@ -6,10 +6,10 @@ With r = -k(z) from a discriminator z(s,a) as in WBCU, K = 1 + alpha and A = r +
     w    = exp(A/K), normalised to mean 1 over the batch
     L_pi = -mean_U  w log pi(a|s)
 
-One iteration steps all three networks from what they were before it. The value is masked at true terminals and the stored
-successor is used; the authors' loader, which bootstraps into the next episode's first state, is not reproduced. Defaults
-are the authors' (penalty 0.1, alpha 0, batch 512); the paper's tables vary the penalty over 0, 1 and 10. With alpha = 0 the
-term alpha KL(d || d_U) of the objective vanishes; that too is the authors' default.
+One iteration steps all three networks from what they were before it. The value is masked at true terminals and the
+stored successor is used; the authors' loader, which bootstraps into the next episode's first state, is not reproduced.
+Defaults are the authors' (penalty 0.1, alpha 0, batch 512); the paper's tables vary the penalty over 0, 1 and 10. With
+alpha = 0 the term alpha KL(d || d_U) of the objective vanishes; that too is the authors' default.
 """
 
 from typing import ClassVar, NamedTuple
@@ -87,16 +87,14 @@ class DemoDICE:
         )
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        discriminator_key, critic_key = jax.random.split(key)
         discriminator, discriminator_loss, z_expert, z_union = discriminate(
             state.discriminator,
             batch,
-            discriminator_key,
             self.discriminator_learning_rate,
             self.gradient_penalty,
             "logit",
         )
-        critic, critic_loss, advantage = self.criticise(state.critic, batch, -smoothed_cost(z_union), critic_key)
+        critic, critic_loss, advantage = self.criticise(state.critic, batch, -smoothed_cost(z_union))
         weight = normalised_weight(advantage, 1.0 + self.alpha)
         policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate)
         metrics = {
@@ -108,22 +106,20 @@ class DemoDICE:
         }
         return State(policy, discriminator, critic), metrics
 
-    def criticise(
-        self, critic: Learner, batch: Batch, reward: Rows, key: PRNGKeyArray
-    ) -> tuple[Learner, Float[Array, ""], Rows]:
+    def criticise(self, critic: Learner, batch: Batch, reward: Rows) -> tuple[Learner, Float[Array, ""], Rows]:
         """One step of nu. Returns it with its loss and the advantages of the union batch from before the step."""
         expert, union = batch.expert, batch.union
-        amount = jax.random.uniform(key, (len(union.reward), 1))
-        # nu is penalised at the union's states and at expert-union mixes of states and of next states. The union's states
-        # come first, so that their values are the ones the loss needs.
+        amount = batch.uniform[1]
+        # nu is penalised at the union's states and at expert-union mixes of states and of next states. The union's
+        # states come first, so that their values are the ones the loss needs.
         points = jnp.concatenate(
             [union.obs, mix(amount, expert.obs, union.obs), mix(amount, expert.next_obs, union.next_obs)]
         )
         others = jnp.concatenate([batch.initial.obs, union.next_obs])
 
         def loss(network: Perceptron):
-            other_nu, nu_at, slope = value_and_slope(network, others, points)
-            initial_nu, next_nu = jnp.split(other_nu, 2)
+            initial_nu, next_nu = jnp.split(scalar(network, others), 2)
+            nu_at, slope = value_and_slope(network, points)
             nu = nu_at[: len(union.reward)]
             gain = advantage(jax.lax.stop_gradient(reward), nu, next_nu, union.terminal, self.discount)
             penalty = gradient_penalty(jnp.ones(len(points)), slope, target=0.0)
@@ -136,10 +132,7 @@ class DemoDICE:
         return state.policy.params
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
-        """exp(A/K), normalised over the rows given."""
+        """exp(A/K): the weight up to the constant by which a batch's weights are normalised."""
         z = scalar(state.discriminator.params, state_action(rows.obs, rows.action))
-        nu = state.critic.params
-        gain = advantage(
-            -smoothed_cost(z), scalar(nu, rows.obs), scalar(nu, rows.next_obs), rows.terminal, self.discount
-        )
-        return normalised_weight(gain, 1.0 + self.alpha)
+        nu, next_nu = (scalar(state.critic.params, obs) for obs in (rows.obs, rows.next_obs))
+        return jnp.exp(advantage(-smoothed_cost(z), nu, next_nu, rows.terminal, self.discount) / (1.0 + self.alpha))

@@ -1,14 +1,15 @@
 """DWBC (Xu et al., ICML 2022): the discriminator also sees how likely the policy finds the action.
 
-With d(s, a, log pi) clipped to [0.1, 0.9], E the expert and O the supplementary batch (the expert set is not part of it):
+With d(s, a, log pi) clipped to [0.1, 0.9], E the expert and O the supplementary batch (the expert set is not part of
+it):
 
     L_d  = mean[-log d_E + log(1 - d_E)] - mean log(1 - d_O) / eta                    (positive-unlabelled)
     w_E  = alpha - 1 - eta / (d_E (1 - d_E)),     w_O = d_O/(1 - d_O), zero where d_O < 0.5
     L_pi = -mean_E w_E log pi  -  mean_O w_O log pi
 
-The weights are those of the authors' code; the source paper prints eta/(d(1-d)) and 1/(1-d) without the -1 that makes the
-second one a ratio, and calls eta lambda. The discriminator steps on every hundredth iteration only, from the same networks as
-the policy's step; log pi enters it per action dimension, clipped, rescaled to [0, 1] and detached.
+The weights are those of the authors' code; the source paper prints eta/(d(1-d)) and 1/(1-d) without the -1 that makes
+the second one a ratio, and calls eta lambda. The discriminator steps on every hundredth iteration only, from the same
+networks as the policy's step; log pi enters it per action dimension, clipped, rescaled to [0, 1] and detached.
 """
 
 from typing import ClassVar, NamedTuple
@@ -84,7 +85,9 @@ def other_weight(d: Rows) -> Rows:
 def log_prob_per_dimension(
     policy: Policy, obs: Float[Array, "rows obs"], action: Shaped[Array, "rows action"]
 ) -> Float[Array, "rows dimensions"]:
-    """As `Policy.log_prob`, but with the log-determinant taken at the clipped action, since here its value is an input."""
+    """As `Policy.log_prob`, but with the log-determinant taken at the clipped action, since here its value is an
+    input.
+    """
     if not isinstance(policy, TanhGaussian):
         return policy.log_prob(obs, action)
     mean, log_std = policy.moments(obs, DWBC.mean_limit)
@@ -135,7 +138,8 @@ class DWBC:
             return loss, (log_prob, d_expert, d_other, weight)
 
         def discriminator_loss(network: Discriminator) -> Float[Array, ""]:
-            return positive_unlabelled_loss(*jnp.split(likeness(network, x, log_prob), 2), self.eta)
+            d_expert, d_other = jnp.split(likeness(network, x, log_prob), 2)
+            return positive_unlabelled_loss(d_expert, d_other, self.eta)
 
         def discriminator_step(discriminator: Learner) -> Learner:
             gradient = jax.grad(discriminator_loss)(discriminator.params)

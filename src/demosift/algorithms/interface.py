@@ -14,21 +14,33 @@ State = Any  # each algorithm's own named tuple
 
 
 class Batch(NamedTuple):
-    """Rows of each set, drawn independently and uniformly with replacement. The compiler drops what an algorithm ignores."""
+    """Rows of each set, drawn independently and uniformly with replacement.
+
+    The compiler drops what an algorithm ignores.
+    """
 
     expert: Transitions
     union: Transitions
     supplementary: Transitions
     initial: Transitions  # rows that start an episode
+    uniform: Float[Array, "2 rows 1"]  # two numbers in [0, 1) for each row, for whatever needs chance
 
 
 class Algorithm(Protocol):
-    """The contract. `iteration` counts from 0 and is shared by all members, so a `cond` on it stays a branch under vmap."""
+    """The contract.
+
+    `iteration` counts from 0 and is shared by all members, so a `cond` on it stays a branch under vmap.
+    """
 
     name: ClassVar[str]
     needs_supplementary: ClassVar[bool]
     mean_limit: ClassVar[float]  # where the policy's mean is clipped, before tanh
-    batch_size: int
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def hidden(self) -> tuple[int, ...]: ...
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         """Networks that fit the batch's sizes."""
@@ -53,6 +65,7 @@ def algorithm(cls: type[A]) -> type[A]:
     Float fields become leaves, so members can differ in them inside one program; everything else shapes the program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
-    leaves = [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]  # type: ignore[arg-type]
-    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    leaves = [field.name for field in fields if field.type in (float, "float")]
+    static = [field.name for field in fields if field.name not in leaves]
     return jax.tree_util.register_dataclass(cls, leaves, static)

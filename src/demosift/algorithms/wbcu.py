@@ -5,9 +5,9 @@
     min_pi  -mean_U  w log pi(a|s)                                                    (paper, Algorithm 2)
 
 Where the paper and its code differ, the default is the code, since it made the tables:
-the discriminator and the policy step together, once per iteration, and the weights come from the discriminator as it was
-before its step (the paper trains one after the other: `wbcu-two-stage`); the ratio is smoothed (`ratio="exact"` is the
-paper's); the penalty is on the gradient of the smoothed logit (`penalty="probability"` is the paper's).
+the discriminator and the policy step together, once per iteration, and the weights come from the discriminator as it
+was before its step (the paper trains one after the other: `wbcu-two-stage`); the ratio is smoothed (`ratio="exact"` is
+the paper's); the penalty is on the gradient of the smoothed logit (`penalty="probability"` is the paper's).
 """
 
 from typing import ClassVar, Literal, NamedTuple
@@ -56,17 +56,16 @@ def init_discriminator(
 
 
 def discriminate(
-    discriminator: Learner, batch: Batch, key: PRNGKeyArray, learning_rate: float, coefficient: float, penalty: str
+    discriminator: Learner, batch: Batch, learning_rate: float, coefficient: float, penalty: str
 ) -> tuple[Learner, Float[Array, ""], Logits, Logits]:
     """One step of the discriminator. Returns it with its loss and the logits of both batches from before the step."""
     x_expert = state_action(batch.expert.obs, batch.expert.action)
     x_union = state_action(batch.union.obs, batch.union.action)
-    amount = jax.random.uniform(key, (len(x_expert), 1))
-    between = between_expert_and_union(amount, x_expert, x_union)
+    between = between_expert_and_union(batch.uniform[0], x_expert, x_union)
 
     def loss(network: Perceptron):
-        z, z_between, slope = value_and_slope(network, jnp.concatenate([x_expert, x_union]), between)
-        z_expert, z_union = jnp.split(z, 2)
+        z_expert, z_union = jnp.split(scalar(network, jnp.concatenate([x_expert, x_union])), 2)
+        z_between, slope = value_and_slope(network, between)
         penalised = gradient_penalty(PENALTY_RATES[penalty](z_between), slope)
         return discriminator_loss(z_expert, z_union) + coefficient * penalised, (z_expert, z_union)
 
@@ -109,7 +108,7 @@ class WBCU:
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
         discriminator, discriminator_loss, z_expert, z_union = discriminate(
-            state.discriminator, batch, key, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
+            state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
         )
         weight = ratio_weight(z_union, self.ratio, self.threshold)
         policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate)

@@ -1,9 +1,9 @@
 """WBCU as the paper's Algorithm 2 has it: train the discriminator, then weigh the samples, then clone them.
 
-The same losses and weights as `wbcu` (its docstring has the equations) on another schedule: the discriminator alone takes the
-first `discriminator_iterations`, then stays as it is. A sample's weight is computed when the sample is drawn: the discriminator
-no longer moves, so these are the numbers that weighing all samples once would give. A policy iteration costs a quarter of a
-joint one.
+The same losses and weights as `wbcu` (its docstring has the equations) on another schedule: the discriminator alone
+takes the first `discriminator_iterations`, then stays as it is. A sample's weight is computed when the sample is
+drawn: the discriminator no longer moves, so these are the numbers that weighing all samples once would give. A policy
+iteration costs a quarter of a joint one.
 """
 
 from typing import ClassVar, Literal
@@ -47,7 +47,7 @@ class WBCUTwoStage:
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
         def discriminator_step(state: State) -> tuple[State, Metrics]:
             discriminator, loss, z_expert, z_union = discriminate(
-                state.discriminator, batch, key, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
+                state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
             )
             weight = ratio_weight(z_union, self.ratio, self.threshold)
             metrics = {

@@ -4,10 +4,12 @@
     rows-ROUND.safetensors       the replay since the segment before: written once, never again
     policies-ROUND.safetensors   the policies that were evaluated after that round
 
-Every file carries a digest of its content. A state counts only if it and every segment it names are whole; otherwise the state
-before it is used. Arrays are written by a thread of their own, in the order they were given, while training goes on.
+Every file carries a digest of its content. A state counts only if it and every segment it names are whole; otherwise
+the state before it is used. Files are written by a thread of their own, in the order they were given, while training
+goes on.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -53,6 +55,7 @@ class Checkpoint:
         """Start writing the state after `num_rounds` rounds and the rows since the last write."""
         self._raise_failures()
         first = num_rounds - len(rows)
+        note = copy.deepcopy(note)  # the caller goes on changing it
 
         def write() -> None:
             if len(rows):

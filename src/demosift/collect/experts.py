@@ -1,15 +1,11 @@
 """`collect`: trains SAC agents and keeps what they leave: an expert, a medium policy, and the whole replay.
 
-All agents, every seed of every environment, train in one compiled program (`sac.py`). A round steps `num_envs` environments per
-agent and makes as many updates: act, send the actions to the simulating processes, start the updates on the device, and only then
-wait for the simulators. So simulation hides behind learning, or learning behind simulation, and updates lag by one round.
-
-Every policy that is evaluated on the way is kept. At the end the best late ones meet again on fresh episodes, the best of those
-becomes the expert, and its reported return comes from episodes that chose nothing: three disjoint sets of seeds.
+All agents, every seed of every environment, train together (`training.py`). Every policy that is evaluated on the way
+is kept. At the end the best late ones meet again on fresh episodes and the best of those becomes the expert; what is
+reported of it comes from episodes that chose nothing: three disjoint sets of seeds.
 """
 
 import dataclasses
-import itertools
 import json
 import sys
 import time
@@ -17,27 +13,28 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from demosift import environments
 from demosift.collect.checkpoint import Arrays, Checkpoint, Note
-from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, Metrics, State
+from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
+from demosift.collect.training import MAX_TRAINING_SEED, Member, Training
 from demosift.data import write_dataset, write_json
 from demosift.data.atomic import atomic_write
 from demosift.policy import Layer, Policy
 from demosift.runs import json_line, provenance
-from demosift.simulate import Episode, Rollouts, Simulators, available_cores
+from demosift.simulate import Episode, Rollouts, available_cores
 from demosift.types import Dataset, EnvironmentSpec, InputError, Transitions
 
-EVALUATION_SEED, CHOOSING_SEED, REPORTING_SEED = 1_000_000, 2_000_000_000, 3_000_000_000
-"""Where the reset seeds of the three sets of episodes begin. Training draws its own below the first."""
+EVALUATION_SEED, CHOOSING_SEED, REPORTING_SEED = MAX_TRAINING_SEED, 2_000_000_000, 3_000_000_000
+"""Where the reset seeds of the three sets of episodes begin; training's own are below the first."""
+
+SHOW_SECONDS = 1.0
 
 Row = dict[str, Any]
 
@@ -53,13 +50,6 @@ class Schedule:
     num_finalists: int = 10  # the best candidates, which are evaluated again
     fresh_episodes: int = 20  # for each finalist, and again to report the expert and the medium policy
     checkpoint_seconds: float = 30.0
-
-
-class Member(NamedTuple):
-    """One agent: the index of its environment, and its seed."""
-
-    environment: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -123,327 +113,189 @@ def collect(
         curve.jsonl          a line per evaluation and seed
         config.json          everything that was asked for, what it ran on, what came out
 
-    `steps` count per agent and are rounded up to whole rounds of `num_envs`. The run checkpoints to `out/checkpoint`; with
-    `resume` it continues there, also to more steps than before where `keep_checkpoint` kept the folder of a finished run.
-    After `time_limit` seconds it checkpoints and returns unfinished. `progress`: True or None for a bar (None: only on a
-    terminal), or a function that is given a `Status` now and then.
+    `steps` count per agent and are rounded up to whole rounds of `num_envs`. The run checkpoints to `out/checkpoint`;
+    with `resume` it continues there, also to more steps than before where `keep_checkpoint` kept the folder of a
+    finished run. After `time_limit` seconds it checkpoints and returns unfinished. `progress`: True or None for a bar
+    (None: only on a terminal), or a function that is given a `Status` now and then.
     """
     began = time.monotonic()
     specs = _resolve(names)
-    seeds = [int(seed) for seed in seeds]
-    _check_request(specs, steps, seeds, num_envs, schedule)
-    folders = _claim(Path(out), specs, resume)
-    labels = [environments.short_name(spec) for spec in specs]
-    identity = {
-        "environments": [dataclasses.asdict(spec) for spec in specs],
-        "seeds": seeds,
-        "num_envs": num_envs,
-        "random_steps": schedule.random_steps,
-        "sac": dataclasses.asdict(sac),
-    }
-    identity = json.loads(json.dumps(identity))  # as a checkpoint gives it back
-
+    plan = Plan(specs, _claim(Path(out), specs, resume), steps, [int(seed) for seed in seeds], num_envs, sac, schedule)
+    plan.check()
     with ExitStack() as stack:
         checkpoint = stack.enter_context(Checkpoint(Path(out) / "checkpoint"))
         found = checkpoint.read() if resume else None
-        note: Note = {"identity": identity, "curve": [], "cuts": [], "wall_seconds": 0.0} if found is None else found[1]
-        if note["identity"] != identity:
-            key = next(key for key in identity if note["identity"].get(key) != identity[key])
-            raise InputError(f"{out}: the checkpoint is of another run: its {key.replace('_', ' ')} differs")
-        total_rounds = -(-steps // num_envs)
-        if found is not None and note["num_rounds"] > total_rounds:
-            done = note["num_rounds"] * num_envs
-            raise InputError(f"{out}: the checkpoint has {done} steps already, more than the {steps} asked for")
-
-        training = stack.enter_context(
-            Training(sac, specs, seeds, num_envs, total_rounds, schedule.random_steps, num_workers)
-        )
+        note: Note = {"identity": plan.identity, "curve": [], "cuts": [], "wall_seconds": 0.0}
         if found is not None:
-            training.restore(found[0], note["num_rounds"], checkpoint.read_rows())
-            note["cuts"].append(note["num_rounds"])
+            note = found[1]
+            plan.check_continues(note)
+        checkpoint.folder.mkdir(parents=True, exist_ok=True)
+        training = stack.enter_context(
+            Training(sac, specs, plan.seeds, num_envs, plan.num_rounds, schedule.random_steps, num_workers)
+        )
         # Half of the cores: evaluation is in no hurry, and the simulators are.
         rollouts = stack.enter_context(Rollouts(num_workers or max(1, available_cores() // 2)))
         evaluations = Evaluations(rollouts, training, schedule, note["curve"])
-        for num_rounds in checkpoint.evaluated_rounds():
-            if num_rounds <= training.num_rounds and (snapshot := checkpoint.read_policies(num_rounds)) is not None:
-                evaluations.submit(num_rounds, snapshot)
-
-        def write_checkpoint() -> None:
-            evaluations.gather(wait=False)
-            note["wall_seconds"] += time.monotonic() - note.pop("since", began)
-            checkpoint.write(training.num_rounds, training.arrays(), training.take_rows(), note)
-            note["since"] = time.monotonic()
-            for label, folder in zip(labels, folders, strict=True):
-                _write_curve(folder, [row for row in note["curve"] if row["environment"] == label])
-
-        show = stack.enter_context(_progress(progress))
-        evaluate_rounds = max(1, schedule.evaluate_every // num_envs)
-        last_checkpoint = last_shown = time.monotonic()
-        out_of_time = False
-        while training.num_rounds < total_rounds and not out_of_time:
-            training.advance()
-            if training.num_rounds % evaluate_rounds == 0 or training.num_rounds == total_rounds:
-                snapshot = training.snapshot()
-                checkpoint.write_policies(training.num_rounds, snapshot)
-                evaluations.submit(training.num_rounds, snapshot)
-            now = time.monotonic()
-            if now - last_shown > 1.0:
-                evaluations.gather(wait=False)
-                show(_status(training, note["curve"], total_rounds))
-                last_shown = now
-            out_of_time = time_limit is not None and now - began > time_limit
-            if now - last_checkpoint > schedule.checkpoint_seconds:
-                write_checkpoint()
-                last_checkpoint = now
-        write_checkpoint()
-        show(_status(training, note["curve"], total_rounds))
+        if found is not None:
+            training.restore(found[0], note["num_rounds"], checkpoint.read_rows())
+            note["cuts"].append(note["num_rounds"])
+            for num_rounds in checkpoint.evaluated_rounds():
+                if num_rounds <= training.num_rounds and (snapshot := checkpoint.read_policies(num_rounds)) is not None:
+                    evaluations.submit(num_rounds, snapshot)  # only what the curve does not have yet
+        with _progress(progress) as show:
+            _train(plan, training, evaluations, checkpoint, note, began, time_limit, show)
         speed = training.speed()
-        if training.num_rounds < total_rounds:
-            checkpoint.flush()
+        if training.num_rounds < plan.num_rounds:
             return Collected(False, training.num_rounds * num_envs, speed, {})
 
         training.close()  # its processes would compete with the last evaluations
         evaluations.gather(wait=True)
-        checkpoint.flush()
         results = {}
-        for index, (label, folder) in enumerate(zip(labels, folders, strict=True)):
-            curve = [row for row in note["curve"] if row["environment"] == label]
-            choice = _choose(curve, steps, schedule, partial(_stored_policy, checkpoint, training, index), rollouts)
-            rows = np.concatenate([*checkpoint.read_rows(slice(choice.member, choice.member + 1))])[:, :, 0]
-            attributes = {"algorithm": "sac", "seed": choice.seed, "steps": rows.shape[0] * num_envs}
-            replay = replay_dataset(rows, training.padded, training.sizes[index], note["cuts"])
-            replay = dataclasses.replace(replay, environment=specs[index], attributes=attributes)
-            results[label] = {"expert": choice.expert.report, "medium": choice.medium.report}
-            config = {
-                **{key: identity[key] for key in ("seeds", "num_envs", "sac")},
-                "environment": dataclasses.asdict(specs[index]),
-                "trained_with": labels,
-                "steps": steps,
-                "schedule": dataclasses.asdict(schedule),
-                **provenance(),
-                "device": jax.devices()[0].device_kind,
-                "command": sys.argv,
-                "speed": speed,
-                "wall_seconds": round(note["wall_seconds"] + time.monotonic() - note["since"], 1),
-                **results[label],
-            }
-            _write_curve(folder, curve)
-            write_dataset(replay, folder / "replay.hdf5")
-            for role, chosen in (("medium", choice.medium), ("expert", choice.expert)):
-                metadata = {"algorithm": "sac", "role": role, **{k: json.dumps(v) for k, v in chosen.report.items()}}
-                dataclasses.replace(chosen.policy, metadata=metadata).save(folder / f"{role}.safetensors")
-            write_json(folder / "config.json", config)
+        for index, label in enumerate(plan.labels):
+            wall_seconds = round(note["wall_seconds"] + time.monotonic() - began, 1)
+            run = {"command": sys.argv, "speed": speed, "wall_seconds": wall_seconds}
+            results[label] = _finish(plan, index, training, rollouts, checkpoint, note, run)
         if not keep_checkpoint:
             checkpoint.remove()
         return Collected(True, training.num_rounds * num_envs, speed, results)
 
 
-class Training:
-    """The agents and their environments, moved a round at a time. It knows nothing of files."""
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
 
-    def __init__(
-        self,
-        sac: SAC,
-        specs: Sequence[EnvironmentSpec],
-        seeds: Sequence[int],
-        num_envs: int,
-        capacity_rounds: int,
-        random_steps: int,
-        num_workers: int | None = None,
-    ):
-        self.sac, self.specs, self.num_envs = sac, tuple(specs), num_envs
-        self.members = [Member(*pair) for pair in itertools.product(range(len(specs)), seeds)]
-        self.sizes = [Layout(*environments.spaces(spec)) for spec in specs]
-        self.padded = Layout(*(max(size) for size in zip(*self.sizes, strict=True)))
-        self.random_rounds = -(-random_steps // num_envs)
-        self.num_rounds = 0
-        # Environment by environment, agent by agent within: neighbours share a worker, so each worker has some of every kind.
-        member_specs = [specs[member.environment] for member in self.members]
-        self.simulators = Simulators(member_specs * num_envs, num_workers)
-        self.close = self.simulators.close
+    specs: Sequence[EnvironmentSpec]
+    folders: Sequence[Path]
+    steps: int
+    seeds: Sequence[int]
+    num_envs: int
+    sac: SAC
+    schedule: Schedule
 
-        sizes = [self.sizes[member.environment] for member in self.members]
-        self._keys = jax.vmap(jax.random.key)(jnp.asarray([member.seed for member in self.members], jnp.uint32))
-        self._mask = jnp.asarray([np.arange(self.padded.action_dim) < size.action_dim for size in sizes], jnp.float32)
-        agents = [
-            sac.init(jax.random.fold_in(key, 0), size, self.padded) for key, size in zip(self._keys, sizes, strict=True)
-        ]
-        self.state: State = jax.tree.map(lambda *leaves: jnp.stack(leaves), *agents)
-        self.metrics: Metrics | None = None
-        self._replay = jnp.zeros((len(self.members), capacity_rounds * num_envs, self.padded.width))
-        self._obs: np.ndarray | None = None
-        self._last_rows: np.ndarray | None = None
-        self._new_rows: list[np.ndarray] = []
-        self._seconds = dict.fromkeys(("simulating", "learning", "total"), 0.0)
-        self._rounds_timed = 0
+    @property
+    def labels(self) -> list[str]:
+        return [environments.short_name(spec) for spec in self.specs]
 
-    def __enter__(self) -> "Training":
-        return self
+    @property
+    def num_rounds(self) -> int:
+        return -(-self.steps // self.num_envs)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def advance(self) -> None:
-        """One round: `num_envs` steps of every agent, and as many updates once the random steps are over."""
-        began = time.perf_counter()
-        if self._obs is None:
-            seeds = [
-                np.random.SeedSequence((member.seed, self.num_rounds)).generate_state(self.num_envs)
-                for member in self.members
-            ]
-            self._obs = self.simulators.reset((np.stack(seeds, axis=1).ravel() % EVALUATION_SEED).tolist()).reshape(
-                self.num_envs, len(self.members), -1
-            )
-        number = np.int32(self.num_rounds)
-        if self.num_rounds < self.random_rounds:
-            pending = _explore(self.num_envs, self._mask, self._keys, number)
-        else:
-            pending = _act(self.state.policy.params, self._obs, self._mask, self._keys, number)
-        action = np.asarray(pending)  # waits for the updates of the round before, too
-        acted = time.perf_counter()
-        self.simulators.send(action.reshape(-1, self.padded.action_dim))
-        if self._last_rows is not None:
-            if self.num_rounds < self.random_rounds:
-                self._replay = _absorb(self._replay, self._last_rows, number)
-            else:
-                self.state, self._replay, self.metrics = _learn(
-                    self.sac, self.state, self._replay, self._last_rows, self._mask, self._keys, number
-                )
-        started = time.perf_counter()
-        step = self.simulators.receive()
-        received = time.perf_counter()
-
-        shape = (self.num_envs, len(self.members))
-        rows = np.empty((*shape, self.padded.width), np.float32)
-        rows[..., self.padded.obs] = self._obs
-        rows[..., self.padded.action] = action
-        rows[..., self.padded.next_obs] = step.next_obs.reshape(*shape, -1)
-        rows[..., self.padded.reward] = step.reward.reshape(shape)
-        rows[..., self.padded.end] = np.where(
-            step.terminal, TERMINAL, np.where(step.timeout, TIMEOUT, RUNNING)
-        ).reshape(shape)
-        self._obs = step.obs.reshape(*shape, -1)
-        self._last_rows = rows
-        self._new_rows.append(rows)
-        if (
-            self.num_rounds > self.random_rounds
-        ):  # the rounds before make no updates, and the first of the others compiles
-            self._seconds["learning"] += acted - began + started - acted
-            self._seconds["simulating"] += received - started
-            self._seconds["total"] += time.perf_counter() - began
-            self._rounds_timed += 1
-        self.num_rounds += 1
-
-    def take_rows(self) -> Float[np.ndarray, "rounds envs members width"]:
-        """The rows of the rounds since the last call."""
-        rows, self._new_rows = self._new_rows, []
-        shape = (0, self.num_envs, len(self.members), self.padded.width)
-        return np.stack(rows) if rows else np.zeros(shape, np.float32)
-
-    def arrays(self) -> Arrays:
-        """All that the agents are, by name."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(self.state))
-        return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-    def restore(self, arrays: Arrays, num_rounds: int, segments: Iterator[np.ndarray]) -> None:
-        """Continue after `num_rounds` rounds. Environments begin anew: their state is not in a checkpoint."""
-        leaves, structure = jax.tree_util.tree_flatten_with_path(self.state)
-        self.state = jax.tree_util.tree_unflatten(
-            structure, [jnp.asarray(arrays[jax.tree_util.keystr(path)]) for path, _ in leaves]
-        )
-        first = 0
-        for rows in segments:
-            flat = np.moveaxis(rows, 2, 0).reshape(len(self.members), -1, self.padded.width)
-            self._replay = _insert(self._replay, flat, np.int32(first * self.num_envs))
-            first += len(rows)
-            self._last_rows = rows[-1]  # the next round writes them again, in the same place
-        self.num_rounds = num_rounds
-        self._obs = None
-
-    def snapshot(self) -> Arrays:
-        """All members' policies, and what the last updates measured."""
-        policy, metrics = jax.device_get((self.state.policy.params, self.metrics))
-        arrays = {
-            f"layers/{i}/{name}": np.asarray(a) for i, layer in enumerate(policy) for name, a in layer._asdict().items()
+    @property
+    def identity(self) -> Row:
+        """What must stay the same for a run to be continued."""
+        identity = {
+            "environments": [dataclasses.asdict(spec) for spec in self.specs],
+            "seeds": list(self.seeds),
+            "num_envs": self.num_envs,
+            "random_steps": self.schedule.random_steps,
+            "sac": dataclasses.asdict(self.sac),
         }
-        return arrays | {f"metrics/{name}": np.asarray(a) for name, a in (metrics._asdict() if metrics else {}).items()}
+        return json.loads(json.dumps(identity))  # as a checkpoint gives it back
 
-    def policy(self, snapshot: Arrays, environment: int, seeds: Sequence[int] | None = None) -> Policy:
-        """An environment's agents of all seeds, or of some, in its own sizes."""
-        size = self.sizes[environment]
-        rows = [
-            i for i, m in enumerate(self.members) if m.environment == environment and (seeds is None or m.seed in seeds)
-        ]
-        heads = [*range(size.action_dim), *range(self.padded.action_dim, self.padded.action_dim + size.action_dim)]
-        num_layers = len(self.sac.hidden) + 1
-        kernels = [snapshot[f"layers/{i}/kernel"][rows] for i in range(num_layers)]
-        biases = [snapshot[f"layers/{i}/bias"][rows] for i in range(num_layers)]
-        kernels[0] = kernels[0][:, : size.obs_dim]
-        kernels[-1], biases[-1] = kernels[-1][..., heads], biases[-1][..., heads]
-        layers = tuple(Layer(*layer) for layer in zip(kernels, biases, strict=True))
-        shift = np.zeros((len(rows), size.obs_dim), np.float32)
-        return Policy("tanh-gaussian", layers, shift, np.ones_like(shift), environment=self.specs[environment])
+    def check(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise InputError(f"collect: needs one or more different seeds, none negative, not {self.seeds}")
+        if self.steps < 1 or self.num_envs < 1:
+            raise InputError(f"collect: steps ({self.steps}) and num_envs ({self.num_envs}) must be at least 1")
+        for name, value in dataclasses.asdict(self.schedule).items():
+            if value <= 0:
+                raise InputError(f"collect: {name} ({value}) must be positive")
 
-    def speed(self) -> Row:
-        """Steps per second of one agent, and where the time of a round went, over the rounds that learned."""
-        total = self._seconds["total"] or float("nan")
-        simulating, learning = self._seconds["simulating"] / total, self._seconds["learning"] / total
-        return {
-            "steps_per_second": self._rounds_timed * self.num_envs / total if self._rounds_timed else 0.0,
-            "num_members": len(self.members),
-            "waiting_for_simulation": simulating if self._rounds_timed else 0.0,
-            "waiting_for_learning": learning if self._rounds_timed else 0.0,
-            "bound_by": "simulation" if simulating > learning else "learning",
-        }
+    def check_continues(self, note: Note) -> None:
+        differing = [key for key, value in self.identity.items() if note["identity"].get(key) != value]
+        if differing:
+            raise InputError(f"collect: the checkpoint is of another run: its {differing[0].replace('_', ' ')} differs")
+        if note["num_rounds"] > self.num_rounds:
+            done = note["num_rounds"] * self.num_envs
+            raise InputError(f"collect: the checkpoint has {done} steps already, more than the {self.steps} asked for")
 
 
-def _stream(keys: Array, stream: int, number: Array) -> Array:
-    """A key per member for one purpose in one round. Stream 0 initialises the networks."""
-    return jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, stream), number))(keys)
+def _train(
+    plan: Plan,
+    training: Training,
+    evaluations: "Evaluations",
+    checkpoint: Checkpoint,
+    note: Note,
+    began: float,
+    time_limit: float | None,
+    show: Progress,
+) -> None:
+    """Rounds until the plan or the time limit is reached, with evaluations and checkpoints; a checkpoint comes last."""
+    evaluate_rounds = max(1, plan.schedule.evaluate_every // plan.num_envs)
+    wall_before = note["wall_seconds"]
+
+    def write_checkpoint() -> None:
+        evaluations.gather(wait=False)
+        note["wall_seconds"] = wall_before + time.monotonic() - began
+        checkpoint.write(training.num_rounds, training.arrays(), training.take_rows(), note)
+        for label, folder in zip(plan.labels, plan.folders, strict=True):
+            _write_curve(folder, evaluations.of(label))
+
+    def evaluate() -> None:
+        snapshot = training.snapshot()
+        checkpoint.write_policies(training.num_rounds, snapshot)
+        evaluations.submit(training.num_rounds, snapshot)
+
+    last_checkpoint = last_shown = time.monotonic()
+    while training.num_rounds < plan.num_rounds:
+        training.advance()
+        if training.num_rounds % evaluate_rounds == 0:
+            evaluate()
+        now = time.monotonic()
+        if now - last_shown > SHOW_SECONDS:
+            evaluations.gather(wait=False)
+            show(_status(training, note["curve"], plan.num_rounds))
+            last_shown = now
+        if now - last_checkpoint > plan.schedule.checkpoint_seconds:
+            write_checkpoint()
+            last_checkpoint = now
+        if time_limit is not None and now - began > time_limit:  # after a round, so that every piece gets somewhere
+            break
+    if training.num_rounds == plan.num_rounds and training.num_rounds not in evaluations.rounds:
+        evaluate()
+    write_checkpoint()
+    show(_status(training, note["curve"], plan.num_rounds))
+    checkpoint.flush()
+    note["wall_seconds"] = wall_before
 
 
-@partial(jax.jit, static_argnums=0)
-def _explore(num_envs: int, mask: Array, keys: Array, number: Array) -> Float[Array, "envs members action"]:
-    """Uniform actions."""
+def _finish(
+    plan: Plan, index: int, training: Training, rollouts: Rollouts, checkpoint: Checkpoint, note: Note, run: Row
+) -> Row:
+    """Choose one environment's expert and medium policy and write its files; config.json comes last."""
+    folder, spec, label = plan.folders[index], plan.specs[index], plan.labels[index]
+    curve = [row for row in note["curve"] if row["environment"] == label]
 
-    def one(mask: Array, key: Array) -> Array:
-        # A key per dimension: a padded member draws what it draws alone.
-        dims = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(mask)))
-        return (
-            jax.vmap(lambda k: jax.random.uniform(k, (num_envs,), minval=-1.0, maxval=1.0), out_axes=-1)(dims)
-            * mask[None]
-        )
+    def load(row: Row) -> Policy:
+        snapshot = checkpoint.read_policies(row["step"] // plan.num_envs)
+        if snapshot is None:
+            raise InputError(f"{checkpoint.folder}: the policies of step {row['step']} are damaged; begin elsewhere")
+        return training.policy(snapshot, index, [row["seed"]])
 
-    return jax.vmap(one, out_axes=1)(mask, _stream(keys, 1, number))
-
-
-@jax.jit
-def _act(policy: Any, obs: Array, mask: Array, keys: Array, number: Array) -> Float[Array, "envs members action"]:
-    return jax.vmap(SAC.act, in_axes=(0, 1, 0, 0), out_axes=1)(policy, obs, mask, _stream(keys, 1, number))
-
-
-@partial(jax.jit, donate_argnums=0)
-def _insert(replay: Array, rows: Float[Array, "members rows width"], first: Array) -> Array:
-    return jax.lax.dynamic_update_slice(replay, rows, (0, first, 0))
-
-
-@partial(jax.jit, donate_argnums=0)
-def _absorb(replay: Array, rows: Float[Array, "envs members width"], number: Array) -> Array:
-    """The rows of the round before `number`, put behind those of the earlier ones."""
-    return _insert(replay, jnp.swapaxes(rows, 0, 1), (number - 1) * len(rows))
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
-def _learn(
-    sac: SAC, state: State, replay: Array, rows: Array, mask: Array, keys: Array, number: Array
-) -> tuple[State, Array, Metrics]:
-    """Absorb the last round's rows, then one update per step of a round. The old state's and replay's memory is reused."""
-    replay = _absorb(replay, rows, number)
-    advance = partial(sac.advance, num_rows=number * len(rows), num_updates=len(rows))
-    state, metrics = jax.vmap(lambda s, r, k, m: advance(s, r, key=k, action_mask=m))(
-        state, replay, _stream(keys, 2, number), mask
-    )
-    return state, replay, metrics
+    choice = _choose(curve, plan.steps, plan.schedule, load, rollouts)
+    member = training.members.index(Member(index, choice.seed))
+    rows = np.concatenate([*checkpoint.read_rows(slice(member, member + 1))])[:, :, 0]
+    replay = replay_dataset(rows, training.padded, training.sizes[index], note["cuts"])
+    attributes = {"algorithm": "sac", "seed": choice.seed, "steps": len(replay)}
+    result = {"expert": choice.expert.report, "medium": choice.medium.report}
+    config = {
+        **plan.identity,
+        "environment": dataclasses.asdict(spec),
+        "steps": plan.steps,
+        "schedule": dataclasses.asdict(plan.schedule),
+        **provenance(),
+        "device": jax.devices()[0].device_kind,
+        **run,
+        **result,
+    }
+    _write_curve(folder, curve)
+    write_dataset(dataclasses.replace(replay, environment=spec, attributes=attributes), folder / "replay.hdf5")
+    for role, chosen in (("medium", choice.medium), ("expert", choice.expert)):
+        report = {key: json.dumps(value) for key, value in chosen.report.items()}
+        metadata = {"algorithm": "sac", "role": role, **report}
+        dataclasses.replace(chosen.policy, metadata=metadata).save(folder / f"{role}.safetensors")
+    write_json(folder / "config.json", config)
+    return result
 
 
 class Evaluations:
@@ -451,30 +303,33 @@ class Evaluations:
 
     def __init__(self, rollouts: Rollouts, training: Training, schedule: Schedule, curve: list[Row]):
         self.curve = curve
+        self.rounds: set[int] = set()
         self._rollouts, self._training, self._schedule = rollouts, training, schedule
         self._pending: list[tuple[list[Row], Future[list[Episode]]]] = []
 
     def submit(self, num_rounds: int, snapshot: Arrays) -> None:
         """Evaluate every member's policy, except in environments where the curve has this evaluation already."""
+        self.rounds.add(num_rounds)
         step = num_rounds * self._training.num_envs
         episodes = self._schedule.evaluation_episodes
+        metrics = {name.removeprefix("metrics/"): a for name, a in snapshot.items() if name.startswith("metrics/")}
         done = {row["environment"] for row in self.curve if row["step"] == step}
         for index, spec in enumerate(self._training.specs):
             label = environments.short_name(spec)
             if label in done:
                 continue
-            rows: list[Row] = []
-            for number, member in enumerate(self._training.members):
-                if member.environment == index:
-                    metrics = {
-                        k.removeprefix("metrics/"): float(v[number])
-                        for k, v in snapshot.items()
-                        if k.startswith("metrics/")
-                    }
-                    rows.append({"environment": label, "step": step, "seed": member.seed, **metrics})
+            rows: list[Row] = [
+                {"environment": label, "step": step, "seed": member.seed}
+                | {name: float(values[number]) for name, values in metrics.items()}
+                for number, member in enumerate(self._training.members)
+                if member.environment == index
+            ]
             first_seed = EVALUATION_SEED + num_rounds * episodes
             jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(episodes)]
             self._pending.append((rows, self._rollouts.submit(self._training.policy(snapshot, index), spec, jobs)))
+
+    def of(self, label: str) -> list[Row]:
+        return [row for row in self.curve if row["environment"] == label]
 
     def gather(self, wait: bool) -> None:
         """Move what is done, or with `wait` everything, to the curve."""
@@ -502,8 +357,9 @@ def _statistics(episodes: Sequence[Episode]) -> Row:
 
 
 def _score(row: Row) -> float:
-    """Mean less spread: an expert that sometimes falls is a poor one to imitate."""
-    return row["return_mean"] - row["return_std"]
+    """Mean less spread: an expert that sometimes falls is a poor one to imitate. An agent that diverged comes last."""
+    score = row["return_mean"] - row["return_std"]
+    return score if np.isfinite(score) else -np.inf
 
 
 class Chosen(NamedTuple):
@@ -513,18 +369,17 @@ class Chosen(NamedTuple):
 
 class Choice(NamedTuple):
     seed: int
-    member: int
     expert: Chosen
     medium: Chosen
 
 
 def _choose(
-    curve: Sequence[Row], steps: int, schedule: Schedule, load: Callable[[Row], tuple[int, Policy]], rollouts: Rollouts
+    curve: Sequence[Row], steps: int, schedule: Schedule, load: Callable[[Row], Policy], rollouts: Rollouts
 ) -> Choice:
     """The expert, from the best late evaluations of all seeds, and the medium policy, from earlier ones of its seed."""
 
     def meet(rows: Sequence[Row], first_seed: int) -> list[Row]:
-        policy = _stack([load(row)[1] for row in rows])
+        policy = _stack([load(row) for row in rows])
         assert policy.environment is not None
         jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(schedule.fresh_episodes)]
         episodes = rollouts.run(policy, policy.environment, jobs)
@@ -541,25 +396,11 @@ def _choose(
     reports = meet([expert, medium], REPORTING_SEED)
 
     def chosen(row: Row, report: Row, **more: Any) -> Chosen:
-        return Chosen(
-            load(row)[1], {"step": row["step"], "seed": row["seed"], "training": row, **more, "reported": report}
-        )
+        about = {"step": row["step"], "seed": row["seed"], "training": row, **more, "reported": report}
+        return Chosen(load(row), about)
 
     finals = [{"step": row["step"], "seed": row["seed"], **score} for row, score in zip(finalists, scores, strict=True)]
-    member = load(expert)[0]
-    return Choice(expert["seed"], member, chosen(expert, reports[0], finalists=finals), chosen(medium, reports[1]))
-
-
-def _stored_policy(checkpoint: Checkpoint, training: Training, environment: int, row: Row) -> tuple[int, Policy]:
-    """The member and the policy that a row of the curve evaluated."""
-    snapshot = checkpoint.read_policies(row["step"] // training.num_envs)
-    if snapshot is None:
-        raise InputError(
-            f"{checkpoint.folder}: the policies of step {row['step']} are damaged; remove the folder to start again"
-        )
-    return training.members.index(Member(environment, row["seed"])), training.policy(
-        snapshot, environment, [row["seed"]]
-    )
+    return Choice(expert["seed"], chosen(expert, reports[0], finalists=finals), chosen(medium, reports[1]))
 
 
 def _stack(policies: Sequence[Policy]) -> Policy:
@@ -577,10 +418,11 @@ def replay_dataset(
 ) -> Dataset:
     """The replay of one agent as a dataset: episodes whole, in the order in which they began.
 
-    The agent filled its buffer from `envs` environments in turn, so that neighbours in it belong to different episodes. Here each
-    episode's rows stand together; episodes that began in the same round stand in the order of the environments. The file still
-    runs from the first random episodes to the last skilled ones. Rows before a cut (a resumed run: environments began anew),
-    and the last rows of all, end an episode by a timeout if nothing else ended it.
+    The agent filled its buffer from `envs` environments in turn, so that neighbours in it belong to different
+    episodes. Here each episode's rows stand together; episodes that began in the same round stand in the order of the
+    environments. The file still runs from the first random episodes to the last skilled ones. Rows before a cut (a
+    resumed run: environments began anew), and the last rows of all, end an episode by a timeout if nothing else ended
+    it.
     """
     num_rounds, num_envs, _ = rows.shape
     end = rows[..., padded.end].copy()
@@ -602,54 +444,6 @@ def replay_dataset(
     return Dataset(transitions, timeout=end == TIMEOUT)
 
 
-def measure_speed(name: str = "halfcheetah", seconds: float = 10.0, num_members: int = 1, num_envs: int = 16) -> Row:
-    """How fast `collect` trains here, beside the rate that the same machine's matrix products allow.
-
-    `ratio` is the matrix products' share of the work rate: floating-point operations of the updates per second over those of
-    XLA's own products of the hidden size, timed before and after in the same process.
-    """
-    sac = SAC()
-    random_steps = 4 * sac.batch_size
-    spec = _resolve([name])[0]
-    with Training(sac, [spec], range(num_members), num_envs, 100_000 // num_envs, random_steps) as training:
-        while training.num_rounds <= training.random_rounds + 1:
-            training.advance()
-        jax.block_until_ready(training.state)
-        rates = [_product_rate(sac.hidden[-1], num_members)]
-        first, began = training.num_rounds, time.perf_counter()
-        while time.perf_counter() - began < seconds and training.num_rounds < 100_000 // num_envs:
-            training.advance()
-        jax.block_until_ready(training.state)
-        elapsed = time.perf_counter() - began
-        rates.append(_product_rate(sac.hidden[-1], num_members))
-        updates = (training.num_rounds - first) * num_envs * num_members / elapsed
-        flop = sac.update_flop(training.sizes[0])
-        return {
-            **training.speed(),
-            "environment": name,
-            "updates_per_second": updates,
-            "flop_per_update": flop,
-            "flop_per_second": flop * updates,
-            "product_flop_per_second": max(rates),
-            "ratio": flop * updates / max(rates),
-            "device": jax.devices()[0].device_kind,
-        }
-
-
-def _product_rate(size: int, num_members: int) -> float:
-    """Floating-point operations per second of XLA's product of square matrices, one per member; the best of a few tries."""
-    repeats = 200
-    x = jax.random.normal(jax.random.key(0), (num_members, size, size)) / size**0.5
-    multiply = jax.jit(lambda x, w: jax.lax.fori_loop(0, repeats, lambda _, x: x @ w, x))
-    multiply(x, x).block_until_ready()
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        multiply(x, x).block_until_ready()
-        times.append(time.perf_counter() - began)
-    return repeats * num_members * 2 * size**3 / min(times)
-
-
 def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
     specs = [environments.resolve(name) for name in names]
     for name, spec in zip(names, specs, strict=True):
@@ -660,18 +454,6 @@ def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
     if not specs or len({environments.short_name(spec) for spec in specs}) < len(specs):
         raise InputError(f"collect: needs one or more different environments, not {list(names)}")
     return specs
-
-
-def _check_request(
-    specs: Sequence[EnvironmentSpec], steps: int, seeds: Sequence[int], num_envs: int, schedule: Schedule
-) -> None:
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise InputError(f"collect: needs one or more different seeds, none negative, not {list(seeds)}")
-    if steps < 1 or num_envs < 1:
-        raise InputError(f"collect: steps ({steps}) and num_envs ({num_envs}) must be at least 1")
-    for name, value in dataclasses.asdict(schedule).items():
-        if value <= 0:
-            raise InputError(f"collect: {name} ({value}) must be positive")
 
 
 def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Path]:

@@ -1,32 +1,35 @@
 """Soft actor-critic (Haarnoja et al., 2018, "Soft Actor-Critic Algorithms and Applications"): it makes the experts.
 
-Two critics Q_1, Q_2 with slowly following targets Q'_1, Q'_2, a tanh-Gaussian policy pi and a temperature alpha. For a batch of
-transitions (s, a, r, s', end), fresh actions a~ ~ pi(.|s) and a~' ~ pi(.|s'), and y the soft Bellman target,
+Two critics Q_1, Q_2 with slowly following targets Q'_1, Q'_2, a tanh-Gaussian policy pi and a temperature alpha. For a
+batch of transitions (s, a, r, s', end), fresh actions b ~ pi(.|s) and b' ~ pi(.|s'), and y the soft Bellman target,
 
-    y       = r + gamma [end is no terminal] (min_i Q'_i(s', a~') - alpha log pi(a~'|s'))
+    y       = r + gamma [end is no terminal] (min_i Q'_i(s', b') - alpha log pi(b'|s'))
     J_Q     = sum_i mean 1/2 (Q_i(s, a) - y)^2                                               (their eq. 5)
-    J_pi    = mean( alpha log pi(a~|s) - min_i Q_i(s, a~) ),  a~ reparametrised              (eq. 9)
-    J_alpha = -log(alpha) mean( log pi(a~|s) - |A| )                                         (eq. 18, in log alpha)
+    J_pi    = mean( alpha log pi(b|s) - min_i Q_i(s, b) ),  b reparametrised                 (eq. 9)
+    J_alpha = -log(alpha) mean( log pi(b|s) - |A| )                                          (eq. 18, in log alpha)
 
-**Order of one update.** All three gradients are taken at the parameters from before the update; then the critics, the policy and
-the temperature step by Adam, and last the targets move towards the new critics, Q' <- Q' + tau (Q - Q'). This is the order of
-rlkit, which made the paper's experts. (Others let the policy see the critics' step of the same update.) It is also the faster
-one: the policy runs once on s and s' together and the critics once on a and a~ together.
+**Order of one update.** All three gradients are taken at the parameters from before the update; then the critics, the
+policy and the temperature step by Adam, and last the targets move towards the new critics, Q' <- Q' + tau (Q - Q').
+This is the order of rlkit, which made the paper's experts. (Others let the policy see the critics' step of the same
+update.) It is also the faster one: the policy runs once on s and s' together, and the critics once on a and b
+together.
 
-A time limit is no terminal: the target bootstraps there. Every layer starts uniform in +-1/sqrt(fan-in), biases too: with He-normal
-kernels Ant stays at a quarter of its return (ALGORITHMS.md, section 10).
+A time limit is no terminal: the target bootstraps there. Every layer starts uniform in +-1/sqrt(fan-in), biases too:
+with He-normal kernels Ant stays at a quarter of the return it reaches so.
 
-**Members** are agents that train together under one `vmap`. They may live in different environments: each is initialised in its
-own sizes, then padded with zeros to common ones. A padded input is always zero, so its weights get no gradient; a mask keeps
-padded actions at zero and out of the log-probability and the target entropy. So a padded member learns what it learns alone.
+**Members** are agents that train together under one `vmap`. They may live in different environments: each is
+initialised in its own sizes, then padded with zeros to common ones. A padded input is always zero, so its weights get
+no gradient; a mask keeps padded actions at zero and out of the log-probability and the target entropy. So a padded
+member learns what it learns alone.
 
-The gradients are written out because a reverse pass through the losses would also differentiate the critics' parameters for the
-policy's sake, and could not share the forward passes. An update is 16 products of the hidden size: 1 policy forward on each of
-s and s', 2 target and 4 critic forwards, 4 critic backwards, 2 critic gradients, 1 policy backward and 1 policy gradient.
+The gradients are written out because a reverse pass through the losses would also differentiate the critics'
+parameters for the policy's sake, and could not share the forward passes. Of products of the hidden size an update
+makes 16: 2 policy forwards (s, s'), 2 target and 4 critic forwards, 4 critic backwards, 2 critic gradients, a policy
+backward and gradient.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -135,12 +138,20 @@ class SAC:
         return [fan_in_uniform] * (len(self.hidden) + 1)
 
     @staticmethod
+    def explore(
+        num_rows: int, action_mask: Float[Array, "action"], key: PRNGKeyArray
+    ) -> Float[Array, "num_rows action"]:
+        """Uniform actions."""
+        uniform = partial(jax.random.uniform, shape=(num_rows,), minval=-1.0, maxval=1.0)
+        return _per_dimension(uniform, key, len(action_mask)) * action_mask[None]
+
+    @staticmethod
     def act(
         policy: Perceptron, obs: Float[Array, "rows obs"], action_mask: Float[Array, "action"], key: PRNGKeyArray
     ) -> Float[Array, "rows action"]:
         """Actions drawn from the policy."""
         heads, _ = forward(policy, obs)
-        action, _ = sample(heads, draw_noise(key, obs.shape[:-1], len(action_mask)), action_mask)
+        action, _ = sample(heads, _noise(key, obs.shape[:-1], len(action_mask)), action_mask)
         return action
 
     def update_flop(self, size: Layout) -> int:
@@ -154,10 +165,10 @@ class SAC:
         policy, policy_hidden = products(size.obs_dim, 2 * size.action_dim)
         critic, critic_hidden = products(size.obs_dim + size.action_dim, 1)
         action_slope = size.action_dim * self.hidden[0]
-        for_policy = 3 * policy + policy_hidden  # forward on s and s', gradient; backward but for the input
-        for_critic = (
-            4 * critic + 2 * critic_hidden + action_slope
-        )  # forward on target, a and a~, gradient; both backwards
+        # Forward on s and s', gradient; backward but for the input.
+        for_policy = 3 * policy + policy_hidden
+        # Forward on the targets, on a and on b, gradient; backward from a and from b, the latter to the action.
+        for_critic = 4 * critic + 2 * critic_hidden + action_slope
         return 2 * self.batch_size * (for_policy + 2 * for_critic)
 
     def update(
@@ -211,19 +222,19 @@ class SAC:
         self,
         state: State,
         replay: Float[Array, "capacity width"],
-        num_rows: Int[Array, ""],
+        num_rows: Int[Array, ""] | int,
         num_updates: int,
         key: PRNGKeyArray,
         action_mask: Float[Array, "action"],
     ) -> tuple[State, Metrics]:
         """Updates on batches drawn uniformly, with replacement, from the first `num_rows` rows of the replay.
 
-        Rows and noise of all updates are drawn before the scan: one gather and one generator call instead of one per update.
+        Rows and noise of all updates are drawn before the scan: one gather and one generator call, not one per update.
         """
         row_key, noise_key = jax.random.split(key)
         chosen = jax.random.randint(row_key, (num_updates, self.batch_size), 0, num_rows)
         rows = replay.at[chosen].get(mode="promise_in_bounds")
-        noise = draw_noise(noise_key, (num_updates, 2, self.batch_size), len(action_mask))
+        noise = _noise(noise_key, (num_updates, 2, self.batch_size), len(action_mask))
         state, metrics = jax.lax.scan(lambda s, xs: self.update(s, *xs, action_mask), state, (rows, noise))
         return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
 
@@ -246,8 +257,8 @@ def sample(
 def forward(
     network: Perceptron, x: Float[Array, "rows inputs"]
 ) -> tuple[Float[Array, "*stack rows outputs"], list[Array]]:
-    """The output, and the input of every layer. A network may be stacked: its arrays then have one more leading axis."""
-    # Copied along the stack, so that the product is batched: a shared input makes XLA transpose every hidden layer instead.
+    """The output, and the input of every layer. A network may be stacked: its arrays then have a leading axis more."""
+    # Copied along the stack, so that the product is batched: a shared input makes XLA transpose every hidden layer.
     inputs = [jnp.broadcast_to(x, (*network[0].kernel.shape[:-2], *x.shape))]
     for layer in network[:-1]:
         inputs.append(jax.nn.relu(_affine(layer, inputs[-1])))
@@ -257,7 +268,7 @@ def forward(
 def backward(
     network: Perceptron, inputs: Sequence[Array], cotangent: Float[Array, "*stack rows outputs"]
 ) -> list[Array]:
-    """The loss's derivative by each layer's pre-activation, first layer first: delta_l = (delta_{l+1} W_{l+1}^T) [h_l > 0]."""
+    """The loss's derivative by each layer's pre-activation, first to last: d_l = [h_l > 0] d_{l+1} W_{l+1}^T."""
     deltas = [cotangent]
     for layer, hidden in zip(reversed(network[1:]), reversed(inputs[1:]), strict=True):
         slope = jnp.einsum("...bo,...io->...bi", deltas[0], layer.kernel)
@@ -289,7 +300,10 @@ def _pad_outputs(layer: Layer, more: int) -> Layer:
     return Layer(jnp.pad(layer.kernel, ((0, 0), (0, more))), jnp.pad(layer.bias, (0, more)))
 
 
-def draw_noise(key: PRNGKeyArray, shape: tuple[int, ...], action_dim: int) -> Float[Array, "*shape action"]:
-    """Standard normal numbers, a key per action dimension: a padded member draws what it draws alone."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(action_dim))
-    return jax.vmap(partial(jax.random.normal, shape=shape), out_axes=-1)(keys)
+def _noise(key: PRNGKeyArray, shape: tuple[int, ...], action_dim: int) -> Float[Array, "*shape action"]:
+    return _per_dimension(partial(jax.random.normal, shape=shape), key, action_dim)
+
+
+def _per_dimension(draw: Callable[[PRNGKeyArray], Array], key: PRNGKeyArray, action_dim: int) -> Array:
+    """Random numbers, from a key per action dimension: a padded member draws what it draws alone."""
+    return jax.vmap(draw, out_axes=-1)(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(action_dim)))

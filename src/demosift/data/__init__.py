@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from demosift.data import hdf5, minari
 from demosift.data.actions import ActionMode, Bounds, count_actions
 from demosift.data.atomic import atomic_folder, atomic_write, write_json
@@ -125,6 +123,6 @@ def _shared_action_space(a: Recording, b: Recording, actions: ActionMode) -> tup
         return None, None
     if actions == "rescale":
         return Bounds.of_data(a.actions, b.actions), None
-    if a.bounds is not None and b.bounds is not None and not np.allclose(a.bounds, b.bounds, rtol=1e-5):
+    if a.bounds is not None and b.bounds is not None and not a.bounds.close_to(b.bounds):
         raise InputError(f"{b.source}: actions: bounds differ from those of {a.source}; use files of one environment")
     return a.bounds or b.bounds, None

@@ -4,7 +4,7 @@ Files hold actions in the environment's own units. Where its bounds are known th
 on writing; bounds of -1 and 1 leave every bit as it is.
 """
 
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Int8, Shaped
@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
     high: tuple[float, ...]
 
     @classmethod
-    def of_data(cls, *actions: Float[np.ndarray, "rows action"]) -> Self:
+    def of_data(cls, *actions: Float[np.ndarray, "rows action"]) -> "Bounds":
         low = np.min([a.min(axis=0) for a in actions], axis=0)
         high = np.max([a.max(axis=0) for a in actions], axis=0)
         return cls(tuple(low.tolist()), tuple(high.tolist()))
@@ -33,6 +33,10 @@ class Bounds(NamedTuple):
     @property
     def unit(self) -> bool:
         return all(x == -1 for x in self.low) and all(x == 1 for x in self.high)
+
+    def close_to(self, other: "Bounds") -> bool:
+        """Equal up to the float32 rounding that some formats store bounds with."""
+        return len(self.low) == len(other.low) and np.allclose(self, other, rtol=1e-5)
 
     def to_unit(self, action: Float[np.ndarray, "rows action"]) -> Float32[np.ndarray, "rows action"]:
         if self.unit:

@@ -16,7 +16,7 @@ from typing import Any
 
 from demosift.types import InputError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -31,12 +31,12 @@ def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[P
     if path.is_dir():
         raise InputError(f"{path}: is a folder, cannot write a file there")
     temporary = _beside(path)
-    with _reported(path, _FULL + _FORBIDDEN):
+    with system_errors_named(path, FULL + _FORBIDDEN):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
     try:
-        with _reported(path, _FULL):
+        with system_errors_named(path, FULL):
             _check_space(temporary, num_bytes)
             yield temporary
             temporary.chmod(mode)  # safetensors leaves its files private
@@ -62,10 +62,10 @@ def atomic_folder(path: str | os.PathLike[str], replace: bool = False, num_bytes
     if not replace and path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path}: the folder is not empty; choose another or remove it")
     temporary, old = _beside(path), _beside(path)
-    with _reported(path, _FULL + _FORBIDDEN):
+    with system_errors_named(path, FULL + _FORBIDDEN):
         temporary.mkdir(parents=True)
     try:
-        with _reported(path, _FULL):
+        with system_errors_named(path, FULL):
             _check_space(temporary / "space", num_bytes)
             (temporary / "space").unlink(missing_ok=True)
             yield temporary
@@ -94,7 +94,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 @contextmanager
-def _reported(path: Path, codes: tuple[int, ...]) -> Iterator[None]:
+def system_errors_named(path: Path, codes: tuple[int, ...] = FULL) -> Iterator[None]:
     """Turns system errors that a user can cause, such as a full disk, into one line that names the destination."""
     try:
         yield
@@ -112,6 +112,11 @@ def _reported(path: Path, codes: tuple[int, ...]) -> Iterator[None]:
 def _beside(path: Path) -> Path:
     """A fresh hidden name in the same folder; the suffix stays because some writers choose their format by it."""
     return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a file is what a killed process left of an atomic write."""
+    return path.name.startswith(".") and ".partial" in path.name
 
 
 def _check_space(path: Path, num_bytes: int) -> None:

@@ -85,11 +85,13 @@ def find_hdf5(file: h5py.File, key: str) -> h5py.Dataset | None:
 
 
 def check_memory(source: str, num_bytes: int) -> None:
-    """Refuses what cannot fit: a few bytes of HDF5 can claim any number of rows."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if num_bytes > memory:
+    """Refuses what cannot be held twice, as conversions need: a few bytes of HDF5 can claim any number of rows."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if num_bytes > limit:
         gib = 1 << 30
-        raise InputError(f"{source}: claims {num_bytes / gib:.0f} GiB of data, this machine has {memory / gib:.0f} GiB")
+        raise InputError(
+            f"{source}: claims {num_bytes / gib:.0f} GiB of data; this machine reads {limit / gib:.0f} GiB"
+        )
 
 
 def check_numeric(source: str, key: str, dtype: np.dtype) -> None:

@@ -50,7 +50,7 @@ def record_hdf5(path: str | os.PathLike[str]) -> Recording:
 
 def _read(dataset: h5py.Dataset) -> np.ndarray:
     # HDF5 narrows piece by piece while reading: five times faster than reading doubles and converting them.
-    return dataset.astype(np.float32)[()] if dataset.dtype == np.float64 else dataset[()]
+    return np.asarray(dataset.astype(np.float32)[()] if dataset.dtype == np.float64 else dataset[()])
 
 
 def _read_names(path: Path, dataset: h5py.Dataset) -> tuple[str, ...]:

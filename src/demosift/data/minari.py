@@ -146,7 +146,7 @@ def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[
                         raise InputError(f"{name}: episode_{index}/{key}: missing in {file.filename}")
                 num_bytes += sum(array.nbytes for array in present.values())
                 check_memory(name, num_bytes)
-                yield {key: array[()] for key, array in present.items()}
+                yield {key: np.asarray(array[()]) for key, array in present.items()}
         return
     from minari.dataset.minari_storage import MinariStorage
 

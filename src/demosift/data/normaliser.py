@@ -1,6 +1,6 @@
 """The state normaliser: fitted once to data, stored with the policy, applied to every state the policy sees."""
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +17,7 @@ class Normaliser(NamedTuple):
     scale: Float[Any, "obs"]
 
     @classmethod
-    def fit(cls, obs: Float[np.ndarray, "rows obs"]) -> Self:
+    def fit(cls, obs: Float[np.ndarray, "rows obs"]) -> "Normaliser":
         """Zero mean, unit (population) deviation; the 1e-3 keeps a dimension that hardly varies from blowing up.
 
         Reduced in float64 and then rounded to float32: the reference's float32 sums over a million rows are off by more
@@ -28,7 +28,7 @@ class Normaliser(NamedTuple):
         return cls(shift.astype(np.float32), scale.astype(np.float32))
 
     @classmethod
-    def identity(cls, obs_dim: int) -> Self:
+    def identity(cls, obs_dim: int) -> "Normaliser":
         return cls(np.zeros(obs_dim, np.float32), np.ones(obs_dim, np.float32))
 
     def apply(self, obs: Float[Any, "*rows obs"]) -> Float[Any, "*rows obs"]:

@@ -1,0 +1,29 @@
+# Two commands on a machine that has Python 3.11+ and make:  make demo   make test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test bench lint clean
+
+demo: $(VENV)/.ready
+	@rm -rf demo
+	$(BIN)/demosift demo --out demo
+
+test: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pytest
+
+bench: $(VENV)/.ready
+	$(BIN)/demosift bench
+
+# What is tested with is pinned in constraints.txt; pyproject.toml has the ranges that should work.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "demosift needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo build dist

@@ -1,0 +1,326 @@
+"""The command line: `demosift VERB ...`.
+
+Every verb prints something a person can read, or with `--json` one JSON object. Bad input gives one line on stderr and
+exit code 2; Ctrl-C gives 130. The flags of an algorithm are the fields of its dataclass; several values make several
+members.
+"""
+
+import argparse
+import dataclasses
+import errno
+import itertools
+import json
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from demosift.types import Demonstrations, InputError
+
+Answer = tuple[dict[str, Any], str]  # for --json, and for a person
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line that says where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (try {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options = make_parser(arguments).parse_args(arguments)
+        answer, text = options.run(options)
+        print(json.dumps(answer, sort_keys=True) if options.json else text)
+        return 0
+    except InputError as error:
+        return fail(str(error), 2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        return fail(f"{error.filename or 'output'}: {error.strerror}", 2)
+    except KeyboardInterrupt:
+        return fail("interrupted", 130)
+
+
+def fail(message: str, code: int) -> int:
+    print(f"demosift: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def make_parser(arguments: Sequence[str]) -> Parser:
+    parser = Parser(prog="demosift", description="Offline imitation learning with a supplementary dataset.")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+
+    def verb(name: str, run: Callable[[argparse.Namespace], Answer], about: str) -> Parser:
+        sub = verbs.add_parser(name, help=about, description=about)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = verb("demo", run_demo, "BC, NBCU and WBCU on halfcheetah/noisy-expert: a table and a page")
+    sub.add_argument("--out", default="demo", help="folder for the runs and report.html (default: demo)")
+    sub.add_argument("--seeds", type=positive, default=3, help="members per method (default: 3)")
+    sub.add_argument("--iterations", type=positive, help="per method (default: what takes about five minutes)")
+
+    sub = verb("collect", run_collect, "train SAC: an expert, a medium policy, the replay and the curve")
+    sub.add_argument("env", nargs="+", help="hopper, walker2d, halfcheetah, ant or a Gymnasium id; all train together")
+    sub.add_argument("--out", required=True, help="folder to write; with several environments, a folder each in it")
+    sub.add_argument("--steps", type=positive, default=1_000_000, help="environment steps per agent (default: 1000000)")
+    sub.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
+    sub.add_argument("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
+    sub.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
+    sub.add_argument("--keep-checkpoint", action="store_true", help="keep what a later, longer run would resume from")
+    sub.add_argument("--time-limit", type=float, help="checkpoint and stop after this many seconds")
+
+    sub = verb("record", run_record, "roll a policy out and write what it did")
+    add_policy(sub)
+    sub.add_argument("--out", required=True, help="the file to write (.hdf5), or minari:ID")
+    sub.add_argument("--episodes", type=positive, default=10, help="how many (default: 10)")
+    sub.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+
+    sub = verb("task", run_task, "write a task's expert.hdf5 and supplementary.hdf5")
+    sub.add_argument("task", help="ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert")
+    sub.add_argument("--out", required=True, help="folder to write")
+    sub.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    add_recipe(sub)
+
+    train = verb("train", run_train, "train a policy")
+    if arguments[:1] == ["train"]:  # the algorithms' fields are the flags, and knowing them takes importing JAX
+        add_algorithms(train)
+
+    sub = verb("evaluate", run_evaluate, "returns and normalised scores of a policy, member by member")
+    add_policy(sub)
+    sub.add_argument("--episodes", type=positive, default=10, help="per member (default: 10)")
+    sub.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+
+    sub = verb("report", run_report, "the table and the page of the runs in a folder")
+    sub.add_argument("folder", help="a folder with runs in it")
+
+    sub = verb("bench", run_bench, "speed, as fractions of this machine's limit")
+    sub.add_argument("--members", type=positive, nargs="+", default=[1, 5, 20], help="default: 1 5 20")
+    sub.add_argument("--algorithms", nargs="+", help="default: all")
+    sub.add_argument("--seconds", type=float, default=2.0, help="to measure each for (default: 2)")
+    sub.add_argument("--collect", action="store_true", help="also measure SAC's collecting loop")
+    return parser
+
+
+def add_policy(sub: Parser) -> None:
+    sub.add_argument("policy", help="a run folder, a .safetensors file, or expert, medium or random with --env")
+    sub.add_argument("--env", help="the environment (default: the one stored with the policy)")
+    sub.add_argument("--member", type=int, help="of a run folder (default: all, or the first to record)")
+
+
+def add_recipe(sub: Parser) -> None:
+    sub.add_argument("--pool", type=positive, default=20, help="expert trajectories to draw from (default: 20)")
+    sub.add_argument("--disjoint", action="store_true", help="draw without overlap, unlike the paper's code")
+    sub.add_argument("--replay", help="for full-replay: a folder that collect wrote")
+
+
+def add_algorithms(train: Parser) -> None:
+    from demosift.algorithms import ALGORITHMS
+
+    algorithms = train.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True, parser_class=Parser)
+    for each in ALGORITHMS:
+        sub = algorithms.add_parser(each.name, help=each.__doc__, description=each.__doc__)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument("--task", help="train on a task, drawn anew for each seed")
+        sub.add_argument("--expert", help="the expert's data (.hdf5, or minari:ID)")
+        sub.add_argument("--supplementary", help="the other data")
+        sub.add_argument("--out", required=True, help="the run's folder")
+        sub.add_argument("--seeds", type=positive, default=1, help="members per setting (default: 1)")
+        sub.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
+        sub.add_argument("--iterations", type=positive, default=100_000, help="default: 100000")
+        sub.add_argument("--env", help="evaluate here (default: the environment stored with the data)")
+        sub.add_argument("--evaluate-every", type=int, default=10_000, help="iterations; 0: never (default: 10000)")
+        sub.add_argument("--episodes", type=positive, default=10, help="per evaluation and member (default: 10)")
+        sub.add_argument("--checkpoint-every", type=positive, default=5_000, help="iterations (default: 5000)")
+        sub.add_argument("--log-every", type=positive, default=500, help="iterations (default: 500)")
+        sub.add_argument("--resume", action="store_true", help="continue the run in --out")
+        over = ["supplementary", "union"]
+        sub.add_argument("--normalise", choices=over, default=over[0], help="whose statistics scale the states")
+        outside = ["check", "clip", "rescale"]
+        sub.add_argument("--actions", choices=outside, default=outside[0], help="what to do with those outside [-1, 1]")
+        sub.add_argument("--tensorboard", metavar="DIR", help="also write TensorBoard events")
+        sub.add_argument("--wandb", metavar="PROJECT", help="also log to Weights & Biases")
+        add_recipe(sub)
+        fields = sub.add_argument_group("hyper-parameters", "several values of a number make several members")
+        hints = typing.get_type_hints(each)
+        for field in dataclasses.fields(each):  # type: ignore[arg-type]
+            add_field(fields, field.name, hints[field.name], field.default)
+
+
+def add_field(group: Any, name: str, hint: Any, default: Any) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    about = f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}"
+    if hint is float:
+        group.add_argument(flag, type=float, nargs="+", default=[default], help=about)
+    elif typing.get_origin(hint) is typing.Literal:
+        group.add_argument(flag, choices=typing.get_args(hint), default=default, help=about)
+    elif typing.get_origin(hint) is tuple:
+        group.add_argument(flag, type=positive, nargs="*", default=default, help=about)
+    else:
+        group.add_argument(flag, type=int, default=default, help=about)
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def run_demo(options: argparse.Namespace) -> Answer:
+    from demosift.demo import demo
+
+    return demo(options.out, seeds=options.seeds, iterations=options.iterations)
+
+
+def run_collect(options: argparse.Namespace) -> Answer:
+    from demosift.collect.experts import collect
+
+    result = collect(
+        options.env,
+        options.out,
+        steps=options.steps,
+        seeds=range(options.seed, options.seed + options.seeds),
+        resume=options.resume,
+        keep_checkpoint=options.keep_checkpoint,
+        time_limit=options.time_limit,
+    )
+    answer = dataclasses.asdict(result)
+    lines = [f"{name}: {json.dumps(row)}" for name, row in result.results.items()]
+    if not result.finished:
+        lines.append(f"stopped at step {result.step:,}; continue with --resume")
+    return answer, "\n".join(lines)
+
+
+def run_record(options: argparse.Namespace) -> Answer:
+    from demosift.collect.record import record
+    from demosift.data import write_dataset
+    from demosift.evaluation import load_policy
+
+    policy = load_policy(options.policy, env=options.env, member=options.member or 0)
+    dataset = record(policy, episodes=options.episodes, seed=options.seed, env=options.env)
+    write_dataset(dataset, options.out)
+    returns = dataset.returns()
+    answer = {"file": options.out, "rows": len(dataset), "episodes": len(returns), "returns": returns.tolist()}
+    spread = f"return {returns.mean():.1f} ± {returns.std():.1f}"
+    return answer, f"{options.out}: {len(returns)} episodes, {len(dataset):,} transitions, {spread}"
+
+
+def run_task(options: argparse.Namespace) -> Answer:
+    from demosift.collect.tasks import make_task
+    from demosift.data import write_dataset
+    from demosift.data.atomic import atomic_folder
+
+    task = make_task(options.task, options.seed, pool=options.pool, replay=options.replay, disjoint=options.disjoint)
+    assert task.supplementary is not None
+    parts = {"expert": task.expert, "supplementary": task.supplementary}
+    with atomic_folder(options.out) as folder:
+        for name, dataset in parts.items():
+            write_dataset(dataset, folder / f"{name}.hdf5")
+    answer = {name: {"rows": len(part), "episodes": part.num_episodes} for name, part in parts.items()}
+    lines = [
+        f"{Path(options.out, name)}.hdf5: {part.num_episodes} episodes, {len(part):,} transitions"
+        for name, part in parts.items()
+    ]
+    return {"task": options.task, "seed": options.seed, "out": options.out, **answer}, "\n".join(lines)
+
+
+def run_train(options: argparse.Namespace) -> Answer:
+    from contextlib import ExitStack
+
+    from demosift.algorithms import REGISTRY
+    from demosift.environments import resolve
+    from demosift.evaluation import Evaluator
+    from demosift.trackers import TensorBoard, WandB
+    from demosift.train import fit
+
+    cls = REGISTRY[options.algorithm]
+    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {name: tuple(value) if name == "hidden" else value for name, value in fields.items()}
+    choices = [value if isinstance(value, list) else [value] for value in fields.values()]
+    settings = [cls(**dict(zip(fields, values, strict=True))) for values in itertools.product(*choices)]
+    seeds = list(range(options.seed, options.seed + options.seeds))
+    data = read_training_data(options, seeds)
+    environment = resolve(options.env) if options.env else data[0].environment
+    with ExitStack() as stack:
+        evaluator = None
+        if environment is not None and options.evaluate_every:
+            every = min(options.evaluate_every, options.iterations)
+            evaluator = stack.enter_context(
+                Evaluator(environment, every=every, episodes=options.episodes, seed=options.seed)
+            )
+        tracker = None
+        if options.tensorboard:
+            tracker = TensorBoard(options.tensorboard)
+        elif options.wandb:
+            tracker = WandB(options.wandb)
+        run = fit(
+            settings,
+            data,
+            seeds=seeds,
+            iterations=options.iterations,
+            normalise=options.normalise,
+            environment=environment,
+            evaluator=evaluator,
+            log_every=options.log_every,
+            checkpoint_every=options.checkpoint_every,
+            out=options.out,
+            resume=options.resume,
+            tracker=tracker,
+        )
+    last = [row for row in run.metrics if row["iteration"] == options.iterations]
+    answer = {"out": options.out, "members": run.members, "iterations": options.iterations, "last": last}
+    return answer, describe_run(options.out, last)
+
+
+def describe_run(out: str, last: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in last:
+        numbers = {**row, "return": sum(row["returns"]) / len(row["returns"])} if "returns" in row else row
+        shown = (f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, float))
+        lines.append(f"member {row['member']}: " + ", ".join(shown))
+    return "\n".join([*lines, f"{out}: config.json, metrics.jsonl, policy.safetensors"])
+
+
+def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[Demonstrations]:
+    from demosift.collect.tasks import make_task
+    from demosift.data import load
+
+    if options.task and (options.expert or options.supplementary):
+        raise InputError("train: give --task, or --expert and --supplementary, not both")
+    if options.task:
+        recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
+        return [make_task(options.task, seed, **recipe) for seed in seeds]
+    if not options.expert:
+        raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
+    return [load(options.expert, options.supplementary, actions=options.actions)]
+
+
+def run_evaluate(options: argparse.Namespace) -> Answer:
+    from demosift.evaluation import evaluate, load_policy
+
+    policy = load_policy(options.policy, env=options.env, member=options.member)
+    result = evaluate(policy, env=options.env, episodes=options.episodes, seed=options.seed)
+    return result.to_json(), str(result)
+
+
+def run_report(options: argparse.Namespace) -> Answer:
+    from demosift.report.page import write_report
+
+    page = write_report(options.folder)
+    return {"page": str(page)}, str(page)
+
+
+def run_bench(options: argparse.Namespace) -> Answer:
+    from demosift.bench import bench
+
+    return bench(options.algorithms, options.members, seconds=options.seconds, collect=options.collect)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

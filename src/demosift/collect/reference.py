@@ -1,0 +1,57 @@
+"""Measure the reference returns that normalised scores use, and write them into `reference_returns.json`.
+
+`python -m demosift.collect.reference random` (or `expert`), in a source tree; the numbers are committed.
+"""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+
+import demosift
+from demosift import environments
+from demosift.data.atomic import write_json
+from demosift.policy import Policy, RandomPolicy
+from demosift.shipped import shipped_policy
+from demosift.simulate import Job, episode_seeds, rollout
+from demosift.types import EnvironmentSpec
+
+
+def measure_reference(
+    policy: Policy | RandomPolicy, spec: EnvironmentSpec, episodes: int = 100, seed: int = 0
+) -> dict[str, float | int]:
+    """Mean return of fresh episodes, its standard error, and what they were."""
+    jobs = [Job(0, episode_seed) for episode_seed in episode_seeds(episodes, "reference", seed)]
+    results = rollout(policy, spec, jobs)
+    returns = np.array([episode.return_ for episode in results])
+    return {
+        "mean": float(returns.mean()),
+        "standard_error": float(returns.std(ddof=1) / math.sqrt(episodes)),
+        "mean_length": float(np.mean([episode.length for episode in results])),
+        "episodes": episodes,
+        "seed": seed,
+    }
+
+
+def main(
+    who: tyro.conf.Positional[Literal["random", "expert"]],
+    envs: tuple[str, ...] = tuple(environments.SHORT_NAMES),
+    episodes: int = 100,
+    seed: int = 0,
+) -> None:
+    """Measure the random or the shipped expert policy and update the committed file."""
+    references = environments.reference_returns()
+    for env in envs:
+        spec = environments.resolve(env)
+        policy = RandomPolicy(spec) if who == "random" else shipped_policy(env, "expert")
+        command = f"python -m demosift.collect.reference {who} --episodes {episodes} --seed {seed}"
+        result = {**measure_reference(policy, spec, episodes, seed), "command": command}
+        references["demosift"].setdefault(env, {"random": None, "expert": None})[who] = result
+        print(f"{env}: {result['mean']:.1f} +- {result['standard_error']:.1f}")
+    write_json(Path(demosift.__file__).with_name("reference_returns.json"), references)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

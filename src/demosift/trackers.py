@@ -1,0 +1,58 @@
+"""Other places to send metrics to while training: TensorBoard and Weights & Biases, each an optional extra."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from demosift.types import InputError
+
+Row = dict[str, Any]
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """What of a metrics row is a plain number; an evaluation's episodes become their mean."""
+    values = {key: value for key, value in row.items() if isinstance(value, float)}
+    if row.get("returns"):
+        values["return"] = sum(row["returns"]) / len(row["returns"])
+    return values
+
+
+class TensorBoard:
+    """A folder of event files, one run per member."""
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise InputError("TensorBoard output needs the extra: pip install 'demosift[tensorboard]'") from error
+        self._folder, self._open = Path(folder), SummaryWriter
+        self._writers: dict[int, Any] = {}
+
+    def log(self, rows: list[Row]) -> None:
+        for row in rows:
+            member = row["member"]
+            if member not in self._writers:
+                self._writers[member] = self._open(str(self._folder / f"member-{member}"))
+            for key, value in scalars(row).items():
+                self._writers[member].add_scalar(key, value, row["iteration"])
+        for writer in self._writers.values():
+            writer.flush()
+
+
+class WandB:
+    """One W&B run per training run, metrics named `member/metric`."""
+
+    def __init__(self, project: str, config: Mapping[str, Any] | None = None) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise InputError("W&B output needs the extra: pip install 'demosift[wandb]'") from error
+        self._run = wandb.init(project=project, config=dict(config or {}))
+
+    def log(self, rows: list[Row]) -> None:
+        by_iteration: dict[int, dict[str, float]] = {}
+        for row in rows:
+            values = {f"{row['member']}/{key}": value for key, value in scalars(row).items()}
+            by_iteration.setdefault(row["iteration"], {}).update(values)
+        for iteration, values in by_iteration.items():
+            self._run.log({"iteration": iteration, **values})

@@ -1,0 +1,126 @@
+"""What tests share: how JAX is set up, tiny random data, tiny algorithms.
+
+Networks are (8, 8), batches 16 rows, and datasets of a kind have the same sizes, so that tests share compiled programs:
+compiling is what costs time here.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+# Unoptimised and unfused programs compile three times as fast. Set before JAX starts; subprocesses inherit it.
+QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILES}".strip()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from beartype import BeartypeConf, FrozenDict, beartype  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+# (B, 1) against (B,) is the classic bug of this loss.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
+checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
+# Shapes are checked while tests run, in the modules that do maths. The hook must come before their first import.
+install_import_hook(
+    [f"demosift.{name}" for name in ("networks", "losses", "learner", "algorithms")], "conftest.checked"
+)
+
+from demosift import train  # noqa: E402
+from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
+from demosift.runs import Row, Run  # noqa: E402
+from demosift.types import Dataset, Demonstrations, Transitions  # noqa: E402
+
+OBS_DIM, ACTION_DIM = 3, 2
+SEED = 5
+CHUNK, STEPS = 5, 10  # ten steps, as two calls of the same program
+KINDS = ("continuous", "discrete")
+COMBINATIONS = [(name, kind) for name in REGISTRY for kind in KINDS]
+
+# What makes something happen within ten steps: DWBC's discriminator steps twice, the two stages take a chunk each.
+WITHIN_TEN_STEPS: dict[str, Row] = {
+    "dwbc": {"discriminator_every": 4},
+    "wbcu-two-stage": {"discriminator_iterations": CHUNK},
+}
+
+
+def tiny(name: str, **changes: Any) -> Algorithm:
+    return REGISTRY[name](**{"batch_size": 16, "hidden": (8, 8), **WITHIN_TEN_STEPS.get(name, {}), **changes})
+
+
+def random_dataset(seed: int, num_rows: int, discrete: bool = False, episode: int = 6) -> Dataset:
+    """Random transitions in episodes of a few rows, the first of which ends in a terminal state."""
+    rng = np.random.default_rng(seed)
+    action = rng.uniform(-0.9, 0.9, (num_rows, ACTION_DIM)).astype(np.float32)
+    if discrete:
+        action = np.eye(ACTION_DIM, dtype=np.int8)[rng.integers(ACTION_DIM, size=num_rows)]
+    ends = np.arange(1, num_rows + 1) % episode == 0
+    ends[-1] = True
+    terminal = ends & (np.arange(num_rows) < episode)
+    return Dataset(
+        Transitions(
+            obs=rng.normal(size=(num_rows, OBS_DIM)).astype(np.float32),
+            action=action,
+            reward=rng.normal(size=num_rows).astype(np.float32),
+            next_obs=rng.normal(size=(num_rows, OBS_DIM)).astype(np.float32),
+            terminal=terminal,
+        ),
+        timeout=ends & ~terminal,
+    )
+
+
+def random_demonstrations(kind: str = "continuous", seed: int = 0, num_rows: int = 60) -> Demonstrations:
+    discrete = kind == "discrete"
+    return Demonstrations(random_dataset(seed, 30, discrete), random_dataset(seed + 1, num_rows, discrete))
+
+
+def fit_tiny(name: str, kind: str = "continuous", data: Demonstrations | None = None, **changes: Any) -> Run:
+    options = {"seeds": [SEED], "iterations": STEPS, "log_every": CHUNK, "progress": False, **changes}
+    return train.fit(tiny(name), data or random_demonstrations(kind), **options)
+
+
+@functools.cache
+def alone(name: str, kind: str) -> Run:
+    """Ten steps of one member on the CPU: what other ways to compute them are compared with."""
+    return fit_tiny(name, kind)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """What a finished run is compared by. The configuration holds a clock."""
+    return {name: (folder / name).read_bytes() for name in ("policy.safetensors", "metrics.jsonl")}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, with its content."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(iteration: int) -> Any:
+    """A tracker that ends the run when this iteration's metrics are on disk and its checkpoint is not."""
+
+    class Kill:
+        def log(self, rows: list[Row]) -> None:
+            if rows[0]["iteration"] == iteration and "returns" not in rows[0]:
+                raise Killed
+
+    return Kill()
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The iterations that chunks start from, as they are trained."""
+    firsts, advance = [], train.advance
+
+    def spy(members: train.Members, state: Any, first: int, steps: int) -> Any:
+        firsts.append(first)
+        return advance(members, state, first, steps)
+
+    monkeypatch.setattr(train, "advance", spy)
+    return firsts

@@ -1,0 +1,349 @@
+"""`collect` end to end on small problems: it learns, keeps its replay whole, and survives being killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from demosift.collect import experts
+from demosift.collect.checkpoint import Checkpoint
+from demosift.collect.experts import Collected, Schedule, collect, replay_dataset
+from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
+from demosift.collect.training import MAX_TRAINING_SEED, Training, measure_speed
+from demosift.data import read_dataset
+from demosift.environments import resolve
+from demosift.policy import Policy
+from demosift.simulate import rollout
+from demosift.types import Dataset, InputError
+
+TINY = SAC(hidden=(16, 16), batch_size=16)
+FEW = Schedule(random_steps=64, evaluate_every=96, evaluation_episodes=2, num_finalists=2, fresh_episodes=2)
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory) -> tuple[Path, Collected]:
+    out = tmp_path_factory.mktemp("collect") / "pendulum"
+    schedule = Schedule(random_steps=500, evaluate_every=1000, num_finalists=3, fresh_episodes=20)
+    sac = SAC(hidden=(64, 64), learning_rate=1e-3, batch_size=64)
+    return out, collect(["Pendulum-v1"], out, steps=6000, num_envs=4, sac=sac, schedule=schedule, progress=False)
+
+
+def assert_episodes_are_whole(data: Dataset, longest: int) -> None:
+    """Within an episode every next state is the next row's state: none is taken from another episode."""
+    for episode in data.episodes():
+        assert 0 < len(episode.reward) <= longest
+        assert np.array_equal(episode.next_obs[:-1], episode.obs[1:])
+        assert not episode.terminal[:-1].any()
+
+
+def test_pendulum_is_solved(pendulum):
+    """An idle pendulum returns about -1200; below -200 or so the episodes' random starts decide."""
+    out, collected = pendulum
+    assert collected.finished
+    assert collected.step == 6000
+    assert collected.results["Pendulum-v1"]["expert"]["reported"]["return_mean"] > -220
+    curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in curve] == [1000, 2000, 3000, 4000, 5000, 6000]
+    assert curve[0]["return_mean"] < -700
+    assert {"return_std", "length_mean", "temperature", "critic_loss", "seed"} <= set(curve[0])
+
+
+def test_expert_file_is_what_was_reported(pendulum):
+    """The stored policy, run again on the reporting seeds, gives the reported return."""
+    out, collected = pendulum
+    policy = Policy.load(out / "expert.safetensors")
+    reported = json.loads(policy.metadata["reported"])
+    assert reported == collected.results["Pendulum-v1"]["expert"]["reported"]
+    assert policy.environment == resolve("Pendulum-v1")
+    jobs = [(0, experts.REPORTING_SEED + i) for i in range(20)]
+    returns = [episode.return_ for episode in rollout(policy, resolve("Pendulum-v1"), jobs, num_workers=2)]
+    np.testing.assert_allclose(np.mean(returns), reported["return_mean"], rtol=1e-6)
+    medium = json.loads(Policy.load(out / "medium.safetensors").metadata["step"])
+    assert medium < json.loads(policy.metadata["step"])
+
+
+def test_config_says_what_was_run(pendulum):
+    out, _ = pendulum
+    config = json.loads((out / "config.json").read_text())
+    assert config["steps"] == 6000
+    assert config["sac"]["hidden"] == [64, 64]
+    assert config["expert"]["reported"]["episodes"] == 20
+    assert {"versions", "hardware", "command", "wall_seconds", "device", "speed"} <= set(config)
+    assert not (out / "checkpoint").exists()
+
+
+def test_replay_is_whole_and_in_order(pendulum):
+    out, _ = pendulum
+    data = read_dataset(out / "replay.hdf5")
+    assert len(data) == 6000
+    assert_episodes_are_whole(data, longest=200)
+    assert data.environment == resolve("Pendulum-v1")
+    assert not data.transitions.terminal.any()
+    returns = data.returns()
+    assert returns[:4].mean() < -700
+    assert returns[-8:].mean() > -400, "the file runs from the first episodes to the last"
+
+
+def test_environments_and_seeds_train_together(tmp_path):
+    """Two environments of different sizes with two seeds each: a folder for each, padding nowhere to be seen."""
+    collected = collect(
+        ["hopper", "Pendulum-v1"], tmp_path / "out", steps=320, seeds=(3, 1), num_envs=8, sac=TINY, schedule=FEW
+    )
+    assert set(collected.results) == {"hopper", "Pendulum-v1"}
+    for name, obs_dim, action_dim, longest in (("hopper", 11, 3, 1000), ("Pendulum-v1", 3, 1, 200)):
+        folder = tmp_path / "out" / name
+        data = read_dataset(folder / "replay.hdf5")
+        assert (len(data), data.obs_dim, data.action_dim) == (320, obs_dim, action_dim)
+        assert_episodes_are_whole(data, longest)
+        curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
+        assert {row["seed"] for row in curve} == {1, 3}
+        seed = json.loads((folder / "config.json").read_text())["expert"]["seed"]
+        assert data.attributes["seed"] == seed
+        assert Policy.load(folder / "expert.safetensors").obs_dim == obs_dim
+    hopper = read_dataset(tmp_path / "out" / "hopper" / "replay.hdf5")
+    assert hopper.transitions.terminal.sum() > 3, "a random Hopper falls"
+
+
+def test_a_member_does_not_depend_on_the_others():
+    """The same seed alone and beside a larger environment: the same rows while actions are random, then nearly so."""
+    specs = [resolve("Pendulum-v1"), resolve("hopper")]
+    with Training(TINY, specs[:1], [5], 4, 12, 24, 1) as alone, Training(TINY, specs, [5, 6], 4, 12, 24, 1) as together:
+        for _ in range(12):
+            alone.advance()
+            together.advance()
+        a, b = alone.take_rows()[:, :, 0], together.take_rows()[:, :, 0]
+    for name in ("obs", "action", "next_obs"):
+        first, second = (rows[..., getattr(training.padded, name)] for rows, training in ((a, alone), (b, together)))
+        assert np.array_equal(first[:6], second[:6, :, : first.shape[-1]])
+        np.testing.assert_allclose(first, second[..., : first.shape[-1]], rtol=1e-2, atol=1e-3)
+        assert not second[..., first.shape[-1] :].any()
+
+
+def make_streams(lengths: list[list[tuple[int, float]]], num_rounds: int, size: Layout) -> np.ndarray:
+    """Rows whose observation is (environment, episode, step): each environment plays the given (length, end)."""
+    rows = np.zeros((num_rounds, len(lengths), size.width), np.float32)
+    for env, episodes in enumerate(lengths):
+        number = 0
+        for episode, (length, end) in enumerate(episodes):
+            for step in range(length):
+                rows[number, env, size.obs] = (env, episode, step)
+                rows[number, env, size.next_obs] = (env, episode, step + 1)
+                rows[number, env, size.end] = end if step == length - 1 else RUNNING
+                number += 1
+        assert number == num_rounds
+    return rows
+
+
+def test_replay_keeps_episodes_together_in_order_of_their_start():
+    size = Layout(3, 1)
+    lengths = [
+        [(3, TERMINAL), (4, TIMEOUT), (1, RUNNING)],
+        [(5, TIMEOUT), (3, TERMINAL)],
+        [(2, TERMINAL), (6, RUNNING)],
+    ]
+    data = replay_dataset(make_streams(lengths, 8, size), size, size)
+    assert len(data) == 24
+    assert_episodes_are_whole(data, 6)
+    starts = data.transitions.obs[data.episode_starts]
+    # Rounds 0 (three environments), 2, 3, 5 and 7; then nothing is left open.
+    assert starts[:, :2].tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [0, 1], [1, 1], [0, 2]]
+    assert data.transitions.terminal[data.episode_ends - 1].tolist() == [True, False, True, False, False, True, False]
+    assert (data.transitions.terminal ^ data.timeout)[data.episode_ends - 1].all()
+
+
+def test_replay_ends_episodes_where_a_run_was_cut():
+    size = Layout(3, 1)
+    rows = make_streams([[(8, TIMEOUT)], [(4, TERMINAL), (4, RUNNING)]], 8, size)
+    assert replay_dataset(rows, size, size).num_episodes == 3
+    cut = replay_dataset(rows, size, size, cuts=[4])
+    assert cut.num_episodes == 4
+    assert np.flatnonzero(cut.timeout).tolist() == [3, 11, 15]
+    assert np.flatnonzero(cut.transitions.terminal).tolist() == [7], "a terminal stays one"
+
+
+PIECE = """
+    import sys
+    from test_collect import FEW, TINY
+    from demosift.collect.experts import collect
+    import dataclasses
+    schedule = dataclasses.replace(FEW, checkpoint_seconds=0.3, evaluate_every=400)
+    result = collect(["Pendulum-v1"], sys.argv[1], steps=int(sys.argv[2]), num_envs=4, sac=TINY, schedule=schedule,
+                     resume=True, keep_checkpoint=True, num_workers=1, progress=False)
+    print(result.step)
+"""
+
+
+def newest(folder: Path) -> int:
+    return max((int(path.stem.split("-")[1]) for path in folder.glob("state-*.safetensors")), default=0)
+
+
+def test_killed_run_resumes(tmp_path):
+    """kill -9 in the middle: what was checkpointed is kept, the cut is an episode's end, and the run can grow."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", textwrap.dedent(PIECE), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    victim = subprocess.Popen([*command, "1000000"], env=environment)
+    deadline = time.monotonic() + 120
+    while newest(out / "checkpoint") < 40:
+        assert victim.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    with Checkpoint(out / "checkpoint") as checkpoint:
+        found = checkpoint.read()
+        assert found is not None
+        done = found[1]["num_rounds"]
+        before = np.concatenate([*checkpoint.read_rows()])
+    assert done >= 40
+    assert len(before) == done
+    steps = 4 * (done + 50)
+
+    subprocess.run([*command, str(steps)], env=environment, check=True, timeout=120)
+    data = read_dataset(out / "replay.hdf5")
+    assert len(data) == steps
+    assert_episodes_are_whole(data, 200)
+    with Checkpoint(out / "checkpoint") as checkpoint:
+        found = checkpoint.read()
+        assert found is not None
+        rows = np.concatenate([*checkpoint.read_rows()])
+    assert found[1]["cuts"] == [done]
+    assert np.array_equal(rows[:done], before), "the run did not start from zero"
+    again = replay_dataset(rows[:, :, 0], Layout(3, 1), Layout(3, 1), cuts=[done])
+    assert np.array_equal(again.timeout, data.timeout)
+    evaluated = [json.loads(line)["step"] for line in (out / "curve.jsonl").read_text().splitlines()]
+    assert evaluated == sorted({*range(400, steps, 400), steps}), "no evaluation is lost or made twice"
+
+
+def write_checkpoints(folder: Path) -> None:
+    with Checkpoint(folder) as checkpoint:
+        for number in (10, 20, 30):
+            state = {"weight": np.full((2, 3), number, np.float32)}
+            checkpoint.write(number, state, np.full((10, 2, 1, 4), number, np.float32), {"curve": [number]})
+        checkpoint.flush()
+
+
+def spoil(path: Path) -> None:
+    """Flip one bit near the end: the length and the header stay right."""
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["state-00000030", "rows-00000020"])
+def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, kind):
+    write_checkpoints(tmp_path)
+    spoil(tmp_path / f"{kind}.safetensors")
+    with Checkpoint(tmp_path) as checkpoint:
+        found = checkpoint.read()
+        assert found is not None
+        arrays, note = found
+        assert note["num_rounds"] == 20
+        assert note["curve"] == [20]
+        assert (arrays["weight"] == 20).all()
+        rows = np.concatenate([*checkpoint.read_rows()])
+    assert rows[:, 0, 0, 0].tolist() == [10.0] * 10 + [20.0] * 10
+
+
+def test_checkpoint_cut_short_or_damaged_all_over(tmp_path):
+    write_checkpoints(tmp_path)
+    whole = (tmp_path / "state-00000030.safetensors").read_bytes()
+    (tmp_path / "state-00000030.safetensors").write_bytes(whole[: len(whole) // 2])
+    with Checkpoint(tmp_path) as checkpoint:
+        found = checkpoint.read()
+        assert found is not None
+        assert found[1]["num_rounds"] == 20
+        spoil(tmp_path / "rows-00000000.safetensors")  # the older states need it, too
+        with pytest.raises(InputError, match="every checkpoint is damaged"):
+            checkpoint.read()
+    assert len(list(tmp_path.glob("state-*"))) == 2, "old states go"
+
+
+def test_time_limit_cuts_a_run_into_pieces(tmp_path):
+    out = tmp_path / "run"
+
+    def piece(steps: int, **options: Any) -> Collected:
+        settings: dict[str, Any] = {
+            "num_envs": 4,
+            "sac": TINY,
+            "schedule": FEW,
+            "num_workers": 1,
+            "keep_checkpoint": True,
+        }
+        return collect(["Pendulum-v1"], out, steps=steps, **{**settings, **options})
+
+    def evaluated() -> list[int]:
+        return [json.loads(line)["step"] for line in (out / "curve.jsonl").read_text().splitlines()]
+
+    first = piece(10**6, time_limit=0)
+    assert (first.finished, first.step) == (False, 4), "one round, however little time there is"
+    assert not (out / "expert.safetensors").exists()
+    again = piece(4, resume=True)
+    assert (again.finished, again.step) == (True, 4)
+    assert evaluated() == [4]
+    longer = piece(12, resume=True)
+    assert (longer.finished, longer.step) == (True, 12)
+    assert evaluated() == [4, 12]
+    assert len(read_dataset(out / "replay.hdf5")) == 12
+
+    with pytest.raises(InputError, match="the checkpoint is of another run: its seeds differs"):
+        piece(12, resume=True, seeds=[1])
+    with pytest.raises(InputError, match="has 12 steps already, more than the 8 asked for"):
+        piece(8, resume=True)
+    with pytest.raises(InputError, match="the folder is not empty"):
+        piece(12)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["CartPole-v1"], {}, "'CartPole-v1' has discrete actions"),
+        (["Hoper-v5"], {}, "unknown environment 'Hoper-v5'"),
+        (["own_environments:Image-v0"], {}, "observation space"),
+        (["hopper", "Hopper-v5"], {}, "different environments"),
+        ([], {}, "different environments"),
+        (["hopper"], {"seeds": (1, 1)}, "different seeds"),
+        (["hopper"], {"seeds": (-1,)}, "none negative"),
+        (["hopper"], {"steps": 0}, "steps"),
+        (["hopper"], {"schedule": Schedule(evaluate_every=0)}, "evaluate_every"),
+    ],
+)
+def test_refusals_write_nothing(tmp_path, names, options, message):
+    with pytest.raises(InputError, match=message):
+        collect(names, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_resume_needs_a_checkpoint(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        collect(["hopper"], tmp_path, resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        collect(["hopper"], tmp_path / "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes.txt"]
+
+
+def test_the_seeds_of_training_choosing_and_reporting_are_apart():
+    with Training(TINY, [resolve("Pendulum-v1")], [0, 7], 16, 1, 16, 1) as training:
+        assert max(training._reset_seeds()) < MAX_TRAINING_SEED
+    evaluations = Schedule().evaluation_episodes * 10**8 // 16  # as many rounds as a hundred million steps
+    assert MAX_TRAINING_SEED <= experts.EVALUATION_SEED
+    assert experts.EVALUATION_SEED + evaluations < experts.CHOOSING_SEED
+    assert experts.CHOOSING_SEED + Schedule().fresh_episodes < experts.REPORTING_SEED
+
+
+def test_speed_is_measured():
+    speed = measure_speed("Pendulum-v1", seconds=0.5)
+    assert speed["steps_per_second"] > 0
+    assert 0 < speed["ratio"] < 1.5
+    assert 0 <= speed["waiting_for_simulation"] + speed["waiting_for_learning"] <= 1.01
+    assert speed["bound_by"] in ("simulation", "learning")

@@ -1,0 +1,130 @@
+"""Names, refusals, action scaling and normalised scores."""
+
+import numpy as np
+import pytest
+
+from demosift import environments
+from demosift.types import EnvironmentSpec, InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "id", "obs_dim", "action_dim"),
+    [
+        ("hopper", "Hopper-v5", 11, 3),
+        ("walker2d", "Walker2d-v5", 17, 6),
+        ("halfcheetah", "HalfCheetah-v5", 17, 6),
+        ("ant", "Ant-v5", 27, 8),
+    ],
+)
+def test_short_names(name, id, obs_dim, action_dim):
+    spec = environments.resolve(name)
+    assert spec.id == id
+    assert environments.spaces(spec) == (obs_dim, action_dim)
+    assert environments.max_episode_steps(spec) == 1000
+    assert environments.short_name(spec) == name
+    assert spec.action_low == (-1,) * action_dim
+    assert spec.action_high == (1,) * action_dim
+
+
+def test_any_other_id():
+    assert environments.spaces(environments.resolve("Ant-v5")) == (105, 8)
+    assert environments.short_name(environments.resolve("Ant-v5")) == "Ant-v5"
+    cartpole = environments.resolve("CartPole-v1")
+    assert cartpole.num_actions == 2
+    assert cartpole.discrete
+    pendulum = environments.resolve("Pendulum-v1", g=9.0)
+    assert pendulum.kwargs == {"g": 9.0}
+    assert pendulum.action_high == (2.0,)
+    assert environments.make(pendulum).unwrapped.g == 9.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_module_prefix_and_default_time_limit():
+    spec = environments.resolve("own_environments:Endless-v0")
+    assert environments.max_episode_steps(spec) == environments.DEFAULT_EPISODE_STEPS
+    env = environments.make(spec)
+    env.reset(seed=0)
+    steps = next(step for step in range(1, 2000) if env.step(np.zeros(1, np.float32))[3])
+    assert steps == environments.DEFAULT_EPISODE_STEPS
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hoper", ["'hoper'", "hopper"]),
+        ("Hopper-v9", ["'Hopper-v9'", "Hopper-v5"]),
+        ("Hopper-v2", ["'Hopper-v2'", "cannot be made"]),
+        ("no_such_module:Thing-v0", ["no_such_module"]),
+        ("FrozenLake-v1", ["observation space Discrete", "flat Box"]),
+        ("Blackjack-v1", ["observation space Tuple"]),
+        ("own_environments:Image-v0", ["(8, 8, 3)", "uint8"]),
+        ("own_environments:Dict-v0", ["observation space Dict"]),
+        ("own_environments:MultiDiscrete-v0", ["action space MultiDiscrete"]),
+        ("own_environments:Unbounded-v0", ["unbounded actions"]),
+    ],
+)
+def test_refusals_are_one_line_that_names_the_id(name, words):
+    with pytest.raises(InputError) as caught:
+        environments.resolve(name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert name in message
+    for word in words:
+        assert word in message
+
+
+def test_unknown_argument_is_refused():
+    with pytest.raises(InputError, match=r"Hopper-v5.*gravity"):
+        environments.resolve("hopper", gravity=1)
+
+
+def test_actions_scale_to_the_bounds_and_back():
+    spec = EnvironmentSpec("own", action_low=(0.0, -1.0, -0.4), action_high=(10.0, 1.0, 0.4))
+    action = np.array([[-1, -1, -1], [1, 1, 1], [0, 0.3, 0.5]], np.float32)
+    native = environments.scale_action(spec, action)
+    np.testing.assert_allclose(native, [[0, -1, -0.4], [10, 1, 0.4], [5, 0.3, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(environments.unscale_action(spec, native), action, atol=1e-6)
+    assert (environments.scale_action(spec, np.full(3, 1.5, np.float32)) == native[1]).all()
+
+
+def test_unit_bounds_leave_actions_exactly_alone():
+    spec = environments.resolve("hopper")
+    action = np.random.default_rng(0).uniform(-1, 1, (1000, 3)).astype(np.float32)
+    assert (environments.scale_action(spec, action) == action).all()
+    assert (environments.unscale_action(spec, action) == action).all()
+
+
+def test_discrete_actions_are_the_largest_score():
+    spec = EnvironmentSpec("own", num_actions=3)
+    assert environments.scale_action(spec, np.array([[0.1, 0.9, 0.3], [0, 0, 1]])).tolist() == [1, 2]
+    one_hot = environments.unscale_action(spec, np.array([1, 2]))
+    assert one_hot.dtype == np.int8
+    assert one_hot.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_normalised_scores():
+    random, expert = -20.272305, 3234.3
+    scores = environments.normalised_score("hopper", np.array([random, expert, (random + expert) / 2]), "d4rl")
+    assert scores is not None
+    np.testing.assert_allclose(scores, [0, 1, 0.5])
+    paper = environments.normalised_score(environments.resolve("ant"), 5228.631335, "paper")
+    assert paper == pytest.approx(1)
+    assert environments.normalised_score("CartPole-v1", 100.0) is None
+    assert environments.normalised_score(environments.resolve("Ant-v5"), 100.0, "d4rl") is None
+
+
+def test_score_is_unknown_until_the_expert_is_measured(monkeypatch):
+    known = {"demosift": {"hopper": {"random": {"mean": 10.0}, "expert": None}}}
+    monkeypatch.setattr(environments, "reference_returns", lambda: known)
+    assert environments.normalised_score("hopper", 1.0) is None
+    known["demosift"]["hopper"]["expert"] = {"mean": 30.0}
+    assert environments.normalised_score("hopper", 20.0) == 0.5
+
+
+def test_committed_references_say_how_they_were_measured():
+    measured = environments.reference_returns()["demosift"]
+    assert set(measured) == set(environments.SHORT_NAMES)
+    for env in measured.values():
+        for result in filter(None, env.values()):
+            assert result["episodes"] == 100
+            assert result["standard_error"] > 0
+            assert "demosift.collect.reference" in result["command"]

@@ -1,0 +1,338 @@
+"""`fit` and its folder: killed at any moment it ends with the same bytes, and bad requests are refused before work."""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from conftest import (
+    CHUNK,
+    SEED,
+    Killed,
+    fit_tiny,
+    folder_bytes,
+    kill_at,
+    random_dataset,
+    random_demonstrations,
+    tiny,
+    tree,
+)
+
+from demosift import train
+from demosift.policy import Policy
+from demosift.runs import Row, Run, RunFolder
+from demosift.types import Demonstrations, InputError
+
+ITERATIONS = 12 * CHUNK
+
+
+def fingerprint(policy: Policy) -> list[int]:
+    """A number per member that any change of its parameters changes."""
+    members = [policy.member(index) for index in range(policy.num_members)]
+    layers = [b"".join(array.tobytes() for layer in member.layers for array in layer) for member in members]
+    return [int.from_bytes(hashlib.sha256(content).digest()[:4]) for content in layers]
+
+
+class FakeEvaluator:
+    """Its returns depend on the policy and the iteration alone, like a true one's, and come `seconds` later."""
+
+    def __init__(self, every: int, seconds: float = 0.0):
+        self.every, self.seconds = every, seconds
+        self.submitted: list[int] = []
+
+    def describe(self) -> Row:
+        return {"environment": "fake", "every": self.every}
+
+    def submit(self, policy: Policy, iteration: int) -> Callable[[], list[Row]]:
+        before = fingerprint(policy)
+        self.submitted.append(iteration)
+
+        def result() -> list[Row]:
+            time.sleep(self.seconds)
+            assert fingerprint(policy) == before, "training went on in the policy's memory"
+            return [{"iteration": iteration, "member": m, "returns": [r, iteration]} for m, r in enumerate(before)]
+
+        return result
+
+
+def fit(out: Path | None = None, *, every: int = 3 * CHUNK, seconds: float = 0.0, **changes: Any) -> Run:
+    """A run whose checkpoints and evaluations fall on different iterations."""
+    options = {"seeds": [SEED], "iterations": ITERATIONS, "checkpoint_every": 2 * CHUNK, **changes}
+    return fit_tiny("wbcu", out=out, evaluator=FakeEvaluator(every, seconds), **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an unbroken run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    fit(folder)
+    return folder
+
+
+class TestKilled:
+    def test_at_every_touch_of_the_disk(self, tmp_path: Path):
+        """Stopped before each flush in turn, which is between any two writes, then resumed."""
+        short: dict[str, Any] = {"iterations": 6 * CHUNK}
+        fit(tmp_path / "whole", **short)
+        fsync, ends = os.fsync, []
+        for kill in range(10_000):
+            calls = 0
+
+            def stop(handle: int, kill: int = kill) -> None:
+                nonlocal calls
+                calls += 1
+                if calls > kill:
+                    raise Killed
+                fsync(handle)
+
+            folder = tmp_path / str(kill)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", stop)
+                try:
+                    fit(folder, **short)
+                except Killed:
+                    ends.append((RunFolder(folder).read_checkpoint() or (0,))[0])
+                else:
+                    break
+            fit(folder, resume=True, **short)
+            assert folder_bytes(folder) == folder_bytes(tmp_path / "whole"), f"killed at flush {kill}"
+        assert set(ends) == {0, 2 * CHUNK, 4 * CHUNK, 6 * CHUNK}
+
+    def test_with_signal_nine(self, tmp_path: Path):
+        """A process of its own, killed some moment after each new checkpoint until it gets through."""
+        fit(tmp_path / "whole", **LONG)
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_train; test_train.child()"
+        cut, moment, reached = RunFolder(tmp_path / "cut"), random.Random(0), []
+        for _ in range(3):
+            process = subprocess.Popen([sys.executable, "-c", code, str(cut.path)], stderr=subprocess.PIPE)
+            newest = cut.checkpoint_files()[-1:]
+            while process.poll() is None and cut.checkpoint_files()[-1:] == newest:
+                time.sleep(0.005)
+            time.sleep(moment.uniform(0.0, 0.1))
+            process.send_signal(signal.SIGKILL)
+            _, errors = process.communicate()
+            assert process.returncode == -signal.SIGKILL, errors.decode()
+            reached.append((cut.read_checkpoint() or (0,))[0])
+        assert 0 < reached[0] < reached[1] < reached[2] < LONG["iterations"]
+        fit(cut.path, resume=True, **LONG)
+        assert folder_bytes(cut.path) == folder_bytes(tmp_path / "whole")
+
+    def test_in_the_middle_of_a_line(self, whole: Path, tmp_path: Path):
+        with pytest.raises(Killed):
+            fit(tmp_path / "cut", tracker=kill_at(9 * CHUNK))
+        with (tmp_path / "cut/metrics.jsonl").open("a") as file:
+            file.write('{"iteration": 50, "mem')
+        fit(tmp_path / "cut", resume=True)
+        assert folder_bytes(tmp_path / "cut") == folder_bytes(whole)
+
+    @pytest.mark.parametrize("damaged", [1, 2])
+    @pytest.mark.parametrize("how", ["bit flip", "cut short"])
+    def test_with_a_damaged_checkpoint(self, whole: Path, tmp_path: Path, trained: list[int], damaged: int, how: str):
+        """The one before it serves, or the beginning; the end is the same."""
+        folder = RunFolder(tmp_path / "cut")
+        with pytest.raises(Killed):
+            fit(folder.path, tracker=kill_at(9 * CHUNK))
+        newest_first = folder.checkpoint_files()[::-1]
+        assert [int(path.stem) for path in newest_first] == [8 * CHUNK, 6 * CHUNK]
+        for path in newest_first[:damaged]:
+            content = bytearray(path.read_bytes())
+            content[-1] ^= 1
+            path.write_bytes(content if how == "bit flip" else content[:-1])
+        trained.clear()
+        fit(folder.path, resume=True)
+        assert trained[0] == (6 * CHUNK if damaged == 1 else 0)
+        assert folder_bytes(folder.path) == folder_bytes(whole)
+
+    def test_a_wrong_checkpoint_would_show(self, whole: Path, tmp_path: Path):
+        """The comparison of bytes can fail: one parameter off by one bit, in a checkpoint that is whole."""
+        folder = RunFolder(tmp_path / "cut")
+        with pytest.raises(Killed):
+            fit(folder.path, tracker=kill_at(9 * CHUNK))
+        iteration, arrays = folder.read_checkpoint() or (0, {})
+        kernel = arrays[".policy.params.layers[0].kernel"]
+        kernel.view(np.int32)[0, 0, 0] ^= 1
+        folder.write_checkpoint(iteration, arrays)
+        fit(folder.path, resume=True)
+        assert folder_bytes(folder.path) != folder_bytes(whole)
+
+
+LONG: dict[str, Any] = {"iterations": 80 * CHUNK, "every": 4 * CHUNK}
+
+
+def child() -> None:
+    """What the killed process runs: slow evaluations, so that it can be caught at work."""
+    fit(Path(sys.argv[1]), resume=True, seconds=0.05, **LONG)
+
+
+class TestEvaluation:
+    def test_rows_come_once_and_in_order(self, whole: Path):
+        rows = RunFolder(whole).read_metrics()
+        logged = [row["iteration"] for row in rows if "returns" not in row]
+        evaluated = [row["iteration"] for row in rows if "returns" in row]
+        assert logged == list(range(CHUNK, ITERATIONS + 1, CHUNK))
+        assert evaluated == list(range(3 * CHUNK, ITERATIONS + 1, 3 * CHUNK))
+        # A result is waited for while the next chunk trains, and stands before that chunk's own row.
+        order = [row["iteration"] for row in rows]
+        assert order == sorted(order)
+
+    def test_the_end_is_evaluated_too(self):
+        run = fit(every=5 * CHUNK)
+        assert [row["iteration"] for row in run.evaluations] == [5 * CHUNK, 10 * CHUNK, 12 * CHUNK]
+
+    def test_the_end_is_evaluated_after_a_resume(self, tmp_path: Path):
+        fit(tmp_path / "run", every=5 * CHUNK)
+        before = folder_bytes(tmp_path / "run")
+        fit(tmp_path / "run", every=5 * CHUNK, resume=True)
+        assert folder_bytes(tmp_path / "run") == before
+
+    def test_trackers_see_every_row(self):
+        seen = []
+
+        class Tracker:
+            def log(self, rows: list[Row]) -> None:
+                seen.extend(rows)
+
+        assert seen == fit(tracker=Tracker()).metrics[: len(seen)]
+        assert len(seen) == 12 + 4
+
+
+class TestLonger:
+    def test_a_longer_run_continues_a_shorter_one(self, whole: Path, tmp_path: Path, trained: list[int]):
+        """Even where the shorter one ended with an evaluation that the longer one does not have."""
+        fit(tmp_path / "run", iterations=4 * CHUNK)
+        trained.clear()
+        fit(tmp_path / "run", resume=True)
+        assert trained[0] == 4 * CHUNK
+        assert folder_bytes(tmp_path / "run") == folder_bytes(whole)
+
+    def test_a_saved_run_can_be_continued(self, whole: Path, tmp_path: Path):
+        fit(iterations=4 * CHUNK).save(tmp_path / "run")
+        fit(tmp_path / "run", resume=True)
+        assert folder_bytes(tmp_path / "run") == folder_bytes(whole)
+
+    def test_a_finished_run_stays_as_it_is(self, whole: Path, tmp_path: Path, trained: list[int]):
+        shutil.copytree(whole, tmp_path / "run")
+        run = fit(tmp_path / "run", resume=True)
+        assert not trained
+        assert folder_bytes(tmp_path / "run") == folder_bytes(whole)
+        assert len(run.metrics) == 12 + 4
+
+    def test_a_shorter_run_is_refused(self, whole: Path, tmp_path: Path):
+        shutil.copytree(whole, tmp_path / "run")
+        with pytest.raises(InputError, match="60"):
+            fit(tmp_path / "run", iterations=4 * CHUNK, resume=True)
+        assert tree(tmp_path / "run") == tree(whole)
+
+
+class TestRefusals:
+    CONTINUOUS, DISCRETE = random_demonstrations(), random_demonstrations("discrete")
+
+    @pytest.mark.parametrize(
+        ("message", "change"),
+        [
+            ("needs at least one algorithm", {"algorithm": []}),
+            ("needs at least one algorithm, one dataset", {"data": []}),
+            ("one dataset and one seed", {"seeds": []}),
+            ("one dataset and one seed", {"seeds": 0}),
+            (r"iterations \(0\) and log_every", {"iterations": 0}),
+            (r"log_every \(0\) must be at least 1", {"log_every": 0}),
+            ("2 datasets for 3 seeds; give one for all", {"data": [CONTINUOUS, CONTINUOUS], "seeds": 3}),
+            (r"the seeds repeat \(\[4, 4\]\)", {"seeds": [4, 4]}),
+            ("must be of one class and share sizes", {"algorithm": [tiny("bc"), tiny("nbcu")]}),
+            ("must be of one class and share sizes", {"algorithm": [tiny("bc"), tiny("bc", hidden=(4,))]}),
+            (r"checkpoint_every \(7\) must be a positive multiple of log_every \(5\)", {"checkpoint_every": 7}),
+            (r"evaluate_every \(8\) must be a positive multiple of log_every", {"evaluator": FakeEvaluator(8)}),
+            ("differ in observation or action size", {"data": [CONTINUOUS, DISCRETE], "seeds": 2}),
+            (
+                "wbcu: needs a supplementary dataset beside memory; bc does not",
+                {"data": Demonstrations(CONTINUOUS.expert)},
+            ),
+            (r"checkpoint_every \(0\) must be a positive multiple", {"checkpoint_every": 0}),
+            (r"evaluate_every \(0\) must be a positive multiple", {"evaluator": FakeEvaluator(0)}),
+            ("memory: actions", {"data": Demonstrations(CONTINUOUS.expert, DISCRETE.expert)}),
+        ],
+    )
+    def test_a_bad_request_is_refused_and_nothing_written(self, tmp_path: Path, message: str, change: dict[str, Any]):
+        request: dict[str, Any] = {"algorithm": tiny("wbcu"), "data": self.CONTINUOUS, **change}
+        options = {"iterations": 30, "log_every": CHUNK, "checkpoint_every": 10, **request}
+        with pytest.raises(InputError, match=message):
+            train.fit(**options, out=tmp_path / "run", progress=False)
+        assert tree(tmp_path) == {}
+        assert not (tmp_path / "run").exists()
+
+    def test_repeated_seeds_with_data_of_their_own_are_welcome(self):
+        sources = [self.CONTINUOUS, random_demonstrations(seed=10)]
+        train.check_request([tiny("wbcu")], sources, [4, 4], 10, 5, 10, None)
+
+    def test_other_data_is_another_run(self, whole: Path):
+        before = tree(whole)
+        expert = random_dataset(0, 30)
+        expert.transitions.reward[0] += 1
+        other = Demonstrations(expert, random_demonstrations().supplementary)
+        with pytest.raises(InputError, match=r"holds another run .another data"):
+            fit(whole, data=other, resume=True)
+        with pytest.raises(InputError, match=r"holds another run .another members"):
+            fit(whole, seeds=[SEED + 1], resume=True)
+        with pytest.raises(InputError, match="holds this run already"):
+            fit(whole)
+        assert tree(whole) == before
+
+    def test_a_checkpoint_of_other_shapes_is_refused(self):
+        state = {"kernel": jax.numpy.zeros((2, 3))}
+        filled = train.fill(state, {"['kernel']": np.ones((2, 3), np.float32)})
+        assert filled["kernel"].sum() == 6
+        for arrays in ({"['kernel']": np.ones((3, 2), np.float32)}, {}):
+            with pytest.raises(InputError, match=r"the checkpoint does not fit this run: \['kernel'\]"):
+                train.fill(state, arrays)
+
+    def test_a_full_disk_ends_the_run_and_spares_the_checkpoint(
+        self, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        rename, full = os.replace, OSError(28, "No space left on device")
+
+        def until_full(source: Any, target: Any) -> None:
+            if f"{6 * CHUNK:010d}" in str(target):
+                raise full
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", until_full)
+            with pytest.raises(InputError, match=r"0000000030.safetensors: cannot write: No space left on device"):
+                fit(tmp_path / "run")
+        assert (RunFolder(tmp_path / "run").read_checkpoint() or (0,))[0] == 4 * CHUNK
+        fit(tmp_path / "run", resume=True)
+        assert folder_bytes(tmp_path / "run") == folder_bytes(whole)
+
+
+def test_a_short_run_logs_at_its_end():
+    run = fit_tiny("bc", iterations=3, log_every=500)
+    assert [row["iteration"] for row in run.metrics] == [3]
+    assert run.config["log_every"] == 3
+
+
+def test_data_is_recognised_by_its_content():
+    first = train.describe_data(random_demonstrations())
+    assert first == train.describe_data(random_demonstrations())
+    assert first["expert"] == {"rows": 30, "episodes": 5}
+    changed = replace(random_demonstrations(), expert=random_dataset(3, 30))
+    assert train.describe_data(changed)["sha256"] != first["sha256"]
+
+
+def test_the_normaliser_follows_its_member():
+    """Each draw of the data has statistics of its own, and every setting repeats them in the order of the seeds."""
+    sources = [random_demonstrations(), random_demonstrations(seed=10)]
+    settings = [tiny("bc"), tiny("bc", learning_rate=1e-2)]
+    policy = train.fit(settings, sources, seeds=2, iterations=1, normalise="union", progress=False).policy
+    expected = [-source.union.obs.mean(axis=0) for source in sources] * 2
+    np.testing.assert_allclose(policy.shift, expected, atol=1e-6)
