@@ -97,8 +97,9 @@ def test_scan_equals_a_loop_of_steps(name: str, kind: str):
     short = state
     for iteration in range(STEPS):
         batch_key, step_key = jax.random.split(jax.random.fold_in(train_key, iteration))
-        short = state
-        state, _ = step(state, sample(batch_key), jnp.int32(iteration), step_key)
+        batch, short = sample(batch_key), state
+        assert batch.union.terminal.any()
+        state, _ = step(state, batch, jnp.int32(iteration), step_key)
     scanned = {key: array[0] for key, array in arrays(alone(name, kind)).items()}
     assert_close(train.named_arrays(state), scanned)
     with pytest.raises(AssertionError):
@@ -140,6 +141,32 @@ def test_padding_would_show_if_it_were_drawn():
         batch = data.batch(data._replace(num_rows=np.int32(num_rows)).draw(jax.random.key(0), 200))
         assert bool((batch.union.obs == 0).all(axis=1).any()) is drawn
     assert not bool((batch.expert.obs == 0).all(axis=1).any())
+
+
+def test_a_batch_is_the_rows_that_were_drawn():
+    """Each set from its own rows, with replacement; amounts of mixing in [0, 1), no two alike."""
+    source = random_demonstrations()
+    data = jax.tree.map(jnp.asarray, train.load_data(source, fit_normaliser(source), 120, 25))
+    keys = jax.random.split(jax.random.key(0), 20)
+    draws = jax.vmap(lambda key: data.draw(key, 50))(keys)
+    limits = {"expert": (0, 30), "union": (0, 90), "supplementary": (30, 90), "initial": (0, 15)}
+    for name, (low, high) in limits.items():
+        assert set(np.unique(getattr(draws, name))) == set(range(low, high)), name
+    assert 0.0 <= draws.uniform.min() < 0.01
+    assert 0.99 < draws.uniform.max() < 1.0
+    assert draws.uniform.mean() == pytest.approx(0.5, abs=0.03)
+    assert len(np.unique(draws.uniform)) > 0.99 * draws.uniform.size
+    assert len({column.tobytes() for column in np.asarray(draws.expert)}) == len(keys)
+
+    draw = member(draws, 3)
+    batch = data.batch(draw)
+    starts = train.episode_starts(source)
+    for name, index in {**draw._asdict(), "initial": starts[draw.initial]}.items():
+        if name == "uniform":
+            np.testing.assert_array_equal(batch.uniform, draw.uniform)
+            continue
+        for field, array in getattr(batch, name)._asdict().items():
+            np.testing.assert_array_equal(array, getattr(data.union, field)[index], err_msg=f"{name} {field}")
 
 
 @each_algorithm

@@ -13,6 +13,7 @@ from demosift.collect.record import record
 from demosift.collect.tasks import ORIGINS, make_task, write_task
 from demosift.data import read_dataset, write_dataset
 from demosift.policy import RandomPolicy
+from demosift.shipped import shipped_policy
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 HOPPER = environments.resolve("hopper")
@@ -141,6 +142,29 @@ def test_files_are_the_same_each_time(pools, tmp_path: Path):
     assert read.environment == HOPPER
     with pytest.raises(InputError, match="not empty"):
         write_task(make_task("hopper/noisy-expert", 3), other)
+
+
+def test_a_task_of_the_shipped_expert():
+    """No stand-in: ten episodes of the policy that comes with the package, recorded twice."""
+    expert, pile = split(make_task("hopper/noisy-expert", 0, pool=10))
+    tasks._shipped_pool.cache_clear()
+    again = split(make_task("hopper/noisy-expert", 0, pool=10))
+    for first, second in zip((expert, pile), again, strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(first.transitions, second.transitions, strict=True))
+        assert np.array_equal(first.timeout, second.timeout)
+        assert first.attributes == second.attributes
+    assert tasks._shipped_pool.cache_info().misses == 1  # it was recorded again, not remembered
+
+    policy = shipped_policy("hopper", "expert")
+    noisy = is_from(pile, "noisy")
+    assert (expert.num_episodes, pile.num_episodes, noisy[pile.episode_starts].sum()) == (1, 15, 5)
+    for rows in (expert, pile):
+        far = np.abs(rows.transitions.action - policy.act(rows.transitions.obs[None])[0]).max(axis=1)
+        assert far[~is_from(rows, "noisy")].max() < 1e-5
+    assert np.median(far[noisy]) > 0.1
+    # Noise replaces what was done, not what came of it: every episode has the expert's return.
+    reference = environments.reference_returns()["demosift"]["hopper"]["expert"]["mean"]
+    assert pile.returns().mean() == pytest.approx(reference, rel=0.05)
 
 
 @pytest.fixture

@@ -111,7 +111,8 @@ def make(case: Case, dtype: Any = np.float64) -> tuple[Any, Batch]:
         case _:
             state = bc.State(*learners)
 
-    batch = Batch(*sets, uniform=rng.random((2, ROWS, 1)))
+    amounts: Any = rng.random((2, ROWS, 1))
+    batch = Batch(*sets, uniform=amounts)
 
     def cast(leaf: Any) -> Any:
         return jnp.asarray(leaf, dtype if leaf.dtype == np.float64 else leaf.dtype)

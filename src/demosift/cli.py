@@ -10,13 +10,17 @@ import dataclasses
 import errno
 import itertools
 import json
+import os
+import signal
 import sys
+import threading
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from demosift.types import Demonstrations, InputError
+from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 Answer = tuple[dict[str, Any], str]  # for --json, and for a person
 
@@ -31,9 +35,17 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        with insistent_interrupts():
+            return answer(arguments)
+    except KeyboardInterrupt:
+        return fail("interrupted", 130)
+
+
+def answer(arguments: list[str]) -> int:
+    try:
         options = make_parser(arguments).parse_args(arguments)
-        answer, text = options.run(options)
-        print(json.dumps(answer, sort_keys=True) if options.json else text)
+        result, text = options.run(options)
+        print(json.dumps(result, sort_keys=True) if options.json else text)
         return 0
     except InputError as error:
         return fail(str(error), 2)
@@ -41,8 +53,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         return fail(f"{error.filename or 'output'}: {error.strerror}", 2)
-    except KeyboardInterrupt:
-        return fail("interrupted", 130)
+
+
+@contextmanager
+def insistent_interrupts() -> Iterator[None]:
+    """Ctrl-C that cannot get lost.
+
+    Python drops an exception that is raised while it happens to run a callback of its garbage collector, and JAX
+    installs such a callback. So the signal is sent again every two seconds until it has been heard.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = threading.Event()
+
+    def again() -> None:
+        while not heard.wait(2.0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=again, daemon=True).start()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        heard.set()
+        signal.signal(signal.SIGINT, before)
 
 
 def fail(message: str, code: int) -> int:
@@ -62,7 +101,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     sub = verb("demo", run_demo, "BC, NBCU and WBCU on halfcheetah/noisy-expert: a table and a page")
     sub.add_argument("--out", default="demo", help="folder for the runs and report.html (default: demo)")
-    sub.add_argument("--seeds", type=positive, default=3, help="members per method (default: 3)")
+    sub.add_argument("--seeds", type=positive, default=5, help="members per method (default: 5)")
     sub.add_argument("--iterations", type=positive, help="per method (default: what takes about five minutes)")
 
     sub = verb("collect", run_collect, "train SAC: an expert, a medium policy, the replay and the curve")
@@ -71,6 +110,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub.add_argument("--steps", type=positive, default=1_000_000, help="environment steps per agent (default: 1000000)")
     sub.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     sub.add_argument("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
+    sub.add_argument("--evaluate-every", type=positive, default=10_000, help="steps (default: 10000)")
+    sub.add_argument("--episodes", type=positive, default=10, help="per evaluation (default: 10)")
     sub.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
     sub.add_argument("--keep-checkpoint", action="store_true", help="keep what a later, longer run would resume from")
     sub.add_argument("--time-limit", type=float, help="checkpoint and stop after this many seconds")
@@ -179,7 +220,7 @@ def run_demo(options: argparse.Namespace) -> Answer:
 
 
 def run_collect(options: argparse.Namespace) -> Answer:
-    from demosift.collect.experts import collect
+    from demosift.collect.experts import Schedule, collect
 
     result = collect(
         options.env,
@@ -189,6 +230,7 @@ def run_collect(options: argparse.Namespace) -> Answer:
         resume=options.resume,
         keep_checkpoint=options.keep_checkpoint,
         time_limit=options.time_limit,
+        schedule=Schedule(evaluate_every=options.evaluate_every, evaluation_episodes=options.episodes),
     )
     answer = dataclasses.asdict(result)
     lines = [f"{name}: {json.dumps(row)}" for name, row in result.results.items()]
@@ -200,10 +242,10 @@ def run_collect(options: argparse.Namespace) -> Answer:
 def run_record(options: argparse.Namespace) -> Answer:
     from demosift.collect.record import record
     from demosift.data import write_dataset
-    from demosift.evaluation import load_policy
+    from demosift.evaluation import load_policy, policy_and_environment
 
-    policy = load_policy(options.policy, env=options.env, member=options.member or 0)
-    dataset = record(policy, episodes=options.episodes, seed=options.seed, env=options.env)
+    policy, spec = policy_and_environment(load_policy(options.policy, env=options.env), options.env)
+    dataset = record(policy, options.episodes, env=spec, seed=options.seed, member=options.member or 0)
     write_dataset(dataset, options.out)
     returns = dataset.returns()
     answer = {"file": options.out, "rows": len(dataset), "episodes": len(returns), "returns": returns.tolist()}
@@ -212,16 +254,12 @@ def run_record(options: argparse.Namespace) -> Answer:
 
 
 def run_task(options: argparse.Namespace) -> Answer:
-    from demosift.collect.tasks import make_task
-    from demosift.data import write_dataset
-    from demosift.data.atomic import atomic_folder
+    from demosift.collect.tasks import make_task, write_task
 
     task = make_task(options.task, options.seed, pool=options.pool, replay=options.replay, disjoint=options.disjoint)
+    write_task(task, options.out)
     assert task.supplementary is not None
     parts = {"expert": task.expert, "supplementary": task.supplementary}
-    with atomic_folder(options.out) as folder:
-        for name, dataset in parts.items():
-            write_dataset(dataset, folder / f"{name}.hdf5")
     answer = {name: {"rows": len(part), "episodes": part.num_episodes} for name, part in parts.items()}
     lines = [
         f"{Path(options.out, name)}.hdf5: {part.num_episodes} episodes, {len(part):,} transitions"
@@ -234,7 +272,6 @@ def run_train(options: argparse.Namespace) -> Answer:
     from contextlib import ExitStack
 
     from demosift.algorithms import REGISTRY
-    from demosift.environments import resolve
     from demosift.evaluation import Evaluator
     from demosift.trackers import TensorBoard, WandB
     from demosift.train import fit
@@ -246,7 +283,7 @@ def run_train(options: argparse.Namespace) -> Answer:
     settings = [cls(**dict(zip(fields, values, strict=True))) for values in itertools.product(*choices)]
     seeds = list(range(options.seed, options.seed + options.seeds))
     data = read_training_data(options, seeds)
-    environment = resolve(options.env) if options.env else data[0].environment
+    environment = evaluation_environment(options, data[0])
     with ExitStack() as stack:
         evaluator = None
         if environment is not None and options.evaluate_every:
@@ -276,6 +313,29 @@ def run_train(options: argparse.Namespace) -> Answer:
     last = [row for row in run.metrics if row["iteration"] == options.iterations]
     answer = {"out": options.out, "members": run.members, "iterations": options.iterations, "last": last}
     return answer, describe_run(options.out, last)
+
+
+def evaluation_environment(options: argparse.Namespace, data: Demonstrations) -> EnvironmentSpec | None:
+    """Where to evaluate: what the user names must fit the data; what the data names may be unknown here."""
+    from demosift.environments import resolve, spaces, stored
+
+    try:
+        environment = resolve(options.env) if options.env else data.environment and stored(data.environment)
+        if environment is None:
+            return None
+        sizes = spaces(environment)
+    except InputError as error:
+        if options.env:
+            raise
+        print(f"demosift: not evaluating: {error}", file=sys.stderr)
+        return None
+    found = (data.expert.obs_dim, data.expert.action_dim)
+    if found != sizes:
+        raise InputError(
+            f"{data.expert.source}: has {found[0]} observations and {found[1]} actions, "
+            f"but {environment.id} has {sizes.obs_dim} and {sizes.action_dim}"
+        )
+    return environment
 
 
 def describe_run(out: str, last: list[dict[str, Any]]) -> str:

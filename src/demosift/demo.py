@@ -22,12 +22,12 @@ from demosift.train import fit, weigh
 from demosift.types import Demonstrations, InputError
 
 TASK = "halfcheetah/noisy-expert"
-ITERATIONS = 16_000  # of the policy, for each method
+ITERATIONS = 12_000  # of the policy, for each method
 DISCRIMINATOR_ITERATIONS = 4_000
 EVALUATIONS = 4
 
 
-def demo(out: str | Path, seeds: int = 3, iterations: int | None = None) -> tuple[dict[str, Any], str]:
+def demo(out: str | Path, seeds: int = 5, iterations: int | None = None) -> tuple[dict[str, Any], str]:
     """Train, evaluate and report; returns the table as JSON and as text."""
     out = Path(out)
     if out.is_dir() and any(out.iterdir()):

@@ -59,6 +59,13 @@ def resolve(name: str, **kwargs: Any) -> EnvironmentSpec:
     return replace(spec, action_low=found.action_low, action_high=found.action_high)
 
 
+def stored(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """A spec that came out of a file, unless making it would import a module that the file names."""
+    if ":" in spec.id:
+        raise InputError(f"the file's environment {spec.id!r} imports a module; name it yourself to allow that")
+    return spec
+
+
 def make(spec: EnvironmentSpec) -> gymnasium.Env:
     """The environment itself, always with a time limit. It takes native actions: see `scale_action`."""
     try:

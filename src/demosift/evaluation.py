@@ -182,9 +182,13 @@ def policy_and_environment(
         policy = load_policy(source, spec)
     else:
         policy = source if isinstance(source, Policy | RandomPolicy) else source.policy
-    spec = spec or policy.environment
+    kept = policy.environment
     if spec is None:
-        raise InputError("the policy does not say which environment it is for: name one")
+        if kept is None:
+            raise InputError("the policy does not say which environment it is for: name one")
+        spec = environments.stored(kept) if isinstance(policy, Policy) else kept
+    elif kept is not None and (kept.id, kept.kwargs) == (spec.id, spec.kwargs):
+        spec = kept  # with the bounds its actions were scaled by, which a dataset may have stated narrower
     check_fit(policy, spec)
     return policy, spec
 

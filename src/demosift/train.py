@@ -27,6 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from demosift import networks
 from demosift.algorithms import REGISTRY, Algorithm, Batch, Metrics, State
 from demosift.data import check_pair
+from demosift.data.hdf5 import action_bounds
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.policy import Layer, Policy
 from demosift.runs import Row, Run, RunFolder, plain, provenance
@@ -145,7 +146,7 @@ def fit(
     log_every = min(log_every, iterations)
     check_request(settings, sources, seeds, iterations, log_every, checkpoint_every, evaluator)
     normalisers = [fit_normaliser(source, normalise) for source in sources]
-    environment = environment or sources[0].environment
+    environment = with_bounds_of(sources[0], environment or sources[0].environment)
     config = {
         "algorithm": settings[0].name,
         "members": [{**describe(setting), "seed": seed} for setting in settings for seed in seeds],
@@ -252,6 +253,14 @@ def check_request(
                 raise InputError(
                     f"{settings[0].name}: needs a supplementary dataset beside {source.expert.source}; bc does not"
                 )
+
+
+def with_bounds_of(source: Demonstrations, environment: EnvironmentSpec | None) -> EnvironmentSpec | None:
+    """The environment with the bounds that the data's actions were scaled by, where the data states them."""
+    bounds = action_bounds(source.expert)
+    if environment is None or bounds is None:
+        return environment
+    return dataclasses.replace(environment, action_low=tuple(bounds.low), action_high=tuple(bounds.high))
 
 
 def load_data(source: Demonstrations, normaliser: Normaliser, num_rows: int, num_starts: int) -> TrainingData:

@@ -7,7 +7,6 @@ reported of it comes from episodes that chose nothing: three disjoint sets of se
 
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -153,11 +152,21 @@ def collect(
         results = {}
         for index, label in enumerate(plan.labels):
             wall_seconds = round(note["wall_seconds"] + time.monotonic() - began, 1)
-            run = {"command": sys.argv, "speed": speed, "wall_seconds": wall_seconds}
+            run = {"command": _command(plan), "speed": speed, "wall_seconds": wall_seconds}
             results[label] = _finish(plan, index, training, rollouts, checkpoint, note, run)
         if not keep_checkpoint:
             checkpoint.remove()
         return Collected(True, training.num_rounds * num_envs, speed, results)
+
+
+def _command(plan: "Plan") -> str:
+    """What makes this again, as one would type it."""
+    schedule, seeds = plan.schedule, plan.seeds
+    return (
+        f"demosift collect {' '.join(plan.labels)} --steps {plan.num_rounds * plan.num_envs} --seed {seeds[0]} "
+        f"--seeds {len(seeds)} --evaluate-every {schedule.evaluate_every} "
+        f"--episodes {schedule.evaluation_episodes} --out DIR"
+    )
 
 
 @dataclass(frozen=True)

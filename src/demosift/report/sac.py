@@ -1,0 +1,66 @@
+"""The training curves of online SAC, as the paper draws them: `python -m demosift.report.sac FOLDER`.
+
+FOLDER holds a `curve.jsonl` per environment, named ENV.jsonl, as `demosift collect` writes it. The figure goes beside it.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+
+from demosift.data.atomic import atomic_write
+from demosift.environments import reference_returns
+from demosift.types import InputError
+
+COLOUR = "#0a6aa8"
+
+
+def read_curve(path: Path) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps seeds"]]:
+    """Steps, and the mean return of each seed's evaluation there."""
+    by_step: dict[int, dict[int, float]] = defaultdict(dict)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            by_step[row["step"]][row["seed"]] = float(row["return_mean"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: line {number} is not a line of a SAC curve") from error
+    seeds = {seed for values in by_step.values() for seed in values}
+    steps = sorted(step for step, values in by_step.items() if set(values) == seeds)
+    if not steps:
+        raise InputError(f"{path}: holds no evaluation")
+    return np.array(steps, float), np.array([[by_step[step][seed] for seed in sorted(seeds)] for step in steps])
+
+
+def draw(folder: str | Path) -> Path:
+    """One panel per environment: each seed thin, their mean thick, the paper's expert dotted."""
+    folder = Path(folder)
+    curves = {path.stem: read_curve(path) for path in sorted(folder.glob("*.jsonl"))}
+    if not curves:
+        raise InputError(f"{folder}: no ENV.jsonl here")
+    paper = reference_returns()["paper"]
+    with mpl.rc_context({"svg.hashsalt": "demosift", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(3.0 * len(curves), 2.6), layout="constrained")
+        for axes, (name, (steps, returns)) in zip(
+            figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
+        ):
+            axes.plot(steps / 1e6, returns, color=COLOUR, alpha=0.3, linewidth=0.8)
+            axes.plot(steps / 1e6, returns.mean(axis=1), color=COLOUR, linewidth=1.8)
+            if name in paper:
+                axes.axhline(paper[name]["expert"]["mean"], color="0.4", linestyle=":", linewidth=1)
+            axes.set_title(name)
+            axes.set_xlabel("million steps")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.supylabel("return", fontsize=9)
+        for suffix in ("svg", "png"):
+            with atomic_write(folder / f"sac-curves.{suffix}") as temporary:
+                figure.savefig(temporary, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    return folder / "sac-curves.svg"
+
+
+if __name__ == "__main__":
+    print(draw(*sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""The command line as a user meets it: what it prints, what it writes, and how it fails."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from demosift.cli import main
+
+REPOSITORY = Path(__file__).parent.parent
+TINY = ["--hidden", "8", "8", "--batch-size", "16"]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "task"
+    assert main(["task", "hopper/noisy-expert", "--seed", "3", "--pool", "4", "--disjoint", "--out", str(folder)]) == 2
+    assert not folder.exists(), "sixteen trajectories cannot be drawn from four without overlap"
+    for name, seed in (("expert", "0"), ("supplementary", "1")):
+        assert main(["record", "random", "--env", "hopper", "--seed", seed, "--out", str(folder / f"{name}.hdf5")]) == 0
+    return folder
+
+
+def train_arguments(task: Path, out: Path, *more: str) -> list[str]:
+    files = ["--expert", str(task / "expert.hdf5"), "--supplementary", str(task / "supplementary.hdf5")]
+    return ["train", "wbcu", *files, "--out", str(out), *TINY, *more]
+
+
+@pytest.mark.parametrize("verb", ["demo", "collect", "record", "task", "train", "evaluate", "report", "bench"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: demosift {verb}" in capsys.readouterr().out
+
+
+def test_flags_are_the_algorithm_fields(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["train", "demodice", "--help"])
+    text = capsys.readouterr().out
+    assert "--nu-penalty" in text
+    assert "--discount" in text
+    assert "--threshold" not in text
+
+
+def test_train_evaluate_report_and_json(task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "runs" / "wbcu"
+    settings = ["--gradient-penalty", "0", "10", "--seeds", "2", "--iterations", "20", "--log-every", "10"]
+    assert main(train_arguments(task, out, *settings, "--episodes", "1", "--json")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(m["gradient_penalty"], m["seed"]) for m in answer["members"]] == [(0, 0), (0, 1), (10, 0), (10, 1)]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoint",
+        "config.json",
+        "metrics.jsonl",
+        "policy.safetensors",
+    ]
+    assert main(["evaluate", str(out), "--episodes", "2", "--json"]) == 0
+    evaluation = json.loads(capsys.readouterr().out)
+    assert len(evaluation["returns"]) == 4
+    assert main(["record", str(out), "--member", "3", "--episodes", "1", "--out", str(tmp_path / "r.hdf5")]) == 0
+    assert main(["report", str(tmp_path / "runs")]) == 0
+    assert "<html" in (tmp_path / "runs" / "report.html").read_text()
+
+
+def test_killed_and_resumed_is_the_same_run(task: Path, tmp_path: Path):
+    more = ["--seeds", "2", "--iterations", "3000", "--log-every", "100", "--checkpoint-every", "100"]
+    more += ["--evaluate-every", "1000", "--episodes", "1"]
+    command = [sys.executable, "-m", "demosift.cli"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([*command, *train_arguments(task, whole, *more)], check=True, capture_output=True)
+    process = subprocess.Popen([*command, *train_arguments(task, broken, *more)], stdout=subprocess.DEVNULL)
+    while not list(broken.glob("checkpoint/*.safetensors")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (broken / "policy.safetensors").exists(), "it ended before it could be killed: make it longer"
+    again = [*command, *train_arguments(task, broken, *more)]
+    refused = subprocess.run(again, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    subprocess.run([*again, "--resume"], check=True, capture_output=True)
+    for name in ("policy.safetensors", "metrics.jsonl"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
+    arguments = train_arguments(task, tmp_path / "run", "--iterations", "1000000", "--log-every", "100")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demosift.cli", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "demosift: interrupted"
+    time.sleep(1.0)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "VERB"),
+        (["sift"], "invalid choice: 'sift'"),
+        (["train", "sift", "--out", "x"], "invalid choice: 'sift'"),
+        (["train", "wbcu", "--out", "x"], "--task TASK, or --expert FILE"),
+        (["train", "wbcu", "--expert", "E", "--out", "x"], "needs a supplementary dataset"),
+        (["train", "bc", "--expert", "nothing.hdf5", "--out", "x"], "nothing.hdf5"),
+        (["train", "bc", "--expert", "E", "--env", "ant", "--out", "x"], "has 11 observations and 3 actions"),
+        (["train", "bc", "--expert", "E", "--iterations", "0", "--out", "x"], "not a positive number"),
+        (["train", "bc", "--task", "hopper/noisy-expert", "--expert", "E", "--out", "x"], "not both"),
+        (["train", "bc", "--expert", "pickle.hdf5", "--out", "x"], "pickle"),
+        (["task", "hopper/sunny", "--out", "x"], "unknown task"),
+        (["task", "hopper/full-replay", "--out", "x"], "demosift collect hopper"),
+        (["evaluate", "expert"], "needs an environment"),
+        (["evaluate", "expert", "--env", "Hoper-v5"], "Hopper-v5"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["record", "expert", "--env", "FrozenLake-v1", "--out", "x"], "FrozenLake-v1"),
+        (["collect", "CartPole-v1", "--out", "x"], "CartPole-v1"),
+        (["report", "nowhere"], "nowhere"),
+        (["bench", "--algorithms", "sift"], "unknown algorithm 'sift'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    message: str,
+    task: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pickle.hdf5").write_bytes(
+        b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system"
+    )
+    arguments = [str(task / "expert.hdf5") if argument == "E" else argument for argument in arguments]
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.err.count("\n") == 1
+    assert message in said.err
+    assert said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["pickle.hdf5"]
+
+
+def test_a_full_disk_is_said(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(train_arguments(task, tmp_path / "run", "--iterations", "5")) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_readme_examples_run(tmp_path: Path, task: Path):
+    """Every Python block of the README, with fewer iterations and the file names it uses."""
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for name, source in (("expert", "expert"), ("pile", "supplementary")):
+        (tmp_path / f"{name}.hdf5").write_bytes((task / f"{source}.hdf5").read_bytes())
+    for number, block in enumerate(blocks):
+        short = re.sub(r"iterations=[\d_]+", "iterations=20", block)
+        script = tmp_path / f"example{number}.py"  # without a __main__ guard, as a user writes it
+        script.write_text(short)
+        done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
