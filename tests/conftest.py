@@ -29,6 +29,7 @@ install_import_hook(
     [f"demosift.{name}" for name in ("networks", "losses", "learner", "algorithms")], "conftest.checked"
 )
 
+from demosift import members as programs  # noqa: E402
 from demosift import train  # noqa: E402
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
 from demosift.runs import Row, Run  # noqa: E402
@@ -120,9 +121,9 @@ def kill_at(iteration: int) -> Any:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The iterations that chunks start from, as they are trained."""
-    firsts, advance = [], train.advance
+    firsts, advance = [], programs.advance
 
-    def spy(members: train.Members, state: Any, first: int, steps: int) -> Any:
+    def spy(members: programs.Members, state: Any, first: int, steps: int) -> Any:
         firsts.append(first)
         return advance(members, state, first, steps)
 

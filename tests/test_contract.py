@@ -5,6 +5,7 @@ differ and byte by byte where they are the same.
 """
 
 import inspect
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from conftest import (
 from jaxtyping import TypeCheckError
 
 from demosift import losses, train
+from demosift import members as programs
+from demosift.algorithms import REGISTRY
 from demosift.data import fit_normaliser
 from demosift.networks import Policy as Network
 from demosift.networks import TanhGaussian, apply
@@ -89,8 +92,8 @@ def test_metrics_are_finite_and_per_member(name: str, kind: str):
 def test_scan_equals_a_loop_of_steps(name: str, kind: str):
     """And the loop's keys are the contract: everything random in iteration i follows from (seed, i)."""
     data = random_demonstrations(kind)
-    members = train.stack_members([tiny(name)], [SEED], [data], [fit_normaliser(data)])
-    algorithm, state = member(members.algorithm, 0), member(train.init_members(members), 0)
+    members = programs.stack_members([tiny(name)], [SEED], [data], [fit_normaliser(data)])
+    algorithm, state = member(members.algorithm, 0), member(programs.init_members(members), 0)
     step = jax.jit(lambda *arguments: algorithm.step(*arguments))
     sample = jax.jit(lambda key: members.data.batch(members.data.draw(key, algorithm.batch_size)))
     _, train_key = jax.random.split(jax.random.key(SEED))
@@ -101,29 +104,29 @@ def test_scan_equals_a_loop_of_steps(name: str, kind: str):
         assert batch.union.terminal.any()
         state, _ = step(state, batch, jnp.int32(iteration), step_key)
     scanned = {key: array[0] for key, array in arrays(alone(name, kind)).items()}
-    assert_close(train.named_arrays(state), scanned)
+    assert_close(programs.named_arrays(state), scanned)
     with pytest.raises(AssertionError):
-        assert_close(train.named_arrays(short), scanned)
+        assert_close(programs.named_arrays(short), scanned)
 
 
-def advance_on_gpu_path(members: train.Members, monkeypatch: pytest.MonkeyPatch) -> Arrays:
+def advance_on_gpu_path(members: programs.Members, monkeypatch: pytest.MonkeyPatch) -> Arrays:
     """Ten steps as a GPU takes them, vmapped; a fresh function, or JAX would find the CPU's program in its cache."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.lax, "map", None)
 
     @jax.jit
     def ten_steps(algorithm: Any, seed: Any, data: Any) -> Any:
-        state = inspect.unwrap(train._init)(algorithm, seed, data, members.own_data)
-        return inspect.unwrap(train._advance)(algorithm, seed, data, members.own_data, state, jnp.int32(0), STEPS)[0]
+        state = inspect.unwrap(programs._init)(algorithm, seed, data, members.own_data)
+        return inspect.unwrap(programs._advance)(algorithm, seed, data, members.own_data, state, jnp.int32(0), STEPS)[0]
 
-    return train.named_arrays(ten_steps(members.algorithm, members.seed, members.data))
+    return programs.named_arrays(ten_steps(members.algorithm, members.seed, members.data))
 
 
 @each_algorithm
 def test_a_member_among_others_equals_itself_alone(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     """On the GPU's path, beside a member with more data, so padded; alone, on the CPU's path and without padding."""
     sources = [random_demonstrations(kind, seed=10, num_rows=90), random_demonstrations(kind)]
-    members = train.stack_members([tiny(name)], [SEED + 1, SEED], sources, [fit_normaliser(s) for s in sources])
+    members = programs.stack_members([tiny(name)], [SEED + 1, SEED], sources, [fit_normaliser(s) for s in sources])
     assert members.data.union.reward.shape == (2, 120)
     assert members.data.num_rows.tolist() == [120, 90]
     stacked = advance_on_gpu_path(members, monkeypatch)
@@ -136,7 +139,7 @@ def test_a_member_among_others_equals_itself_alone(name: str, kind: str, monkeyp
 def test_padding_would_show_if_it_were_drawn():
     """The check above can fail: with the padding counted as data, the member is another."""
     sources = [random_demonstrations(seed=10, num_rows=90), random_demonstrations()]
-    data = jax.tree.map(jnp.asarray, train.load_data(sources[1], fit_normaliser(sources[1]), 120, 25))
+    data = jax.tree.map(jnp.asarray, programs.load_data(sources[1], fit_normaliser(sources[1]), 120, 25))
     for num_rows, drawn in ((90, False), (120, True)):
         batch = data.batch(data._replace(num_rows=np.int32(num_rows)).draw(jax.random.key(0), 200))
         assert bool((batch.union.obs == 0).all(axis=1).any()) is drawn
@@ -146,7 +149,7 @@ def test_padding_would_show_if_it_were_drawn():
 def test_a_batch_is_the_rows_that_were_drawn():
     """Each set from its own rows, with replacement; amounts of mixing in [0, 1), no two alike."""
     source = random_demonstrations()
-    data = jax.tree.map(jnp.asarray, train.load_data(source, fit_normaliser(source), 120, 25))
+    data = jax.tree.map(jnp.asarray, programs.load_data(source, fit_normaliser(source), 120, 25))
     keys = jax.random.split(jax.random.key(0), 20)
     draws = jax.vmap(lambda key: data.draw(key, 50))(keys)
     limits = {"expert": (0, 30), "union": (0, 90), "supplementary": (30, 90), "initial": (0, 15)}
@@ -160,7 +163,7 @@ def test_a_batch_is_the_rows_that_were_drawn():
 
     draw = member(draws, 3)
     batch = data.batch(draw)
-    starts = train.episode_starts(source)
+    starts = programs.episode_starts(source)
     for name, index in {**draw._asdict(), "initial": starts[draw.initial]}.items():
         if name == "uniform":
             np.testing.assert_array_equal(batch.uniform, draw.uniform)
@@ -195,8 +198,8 @@ def act(network: Network, obs: jax.Array, mean_limit: float) -> jax.Array:
 def test_the_network_and_the_policy_act_alike(name: str, kind: str):
     """JAX trains it, NumPy acts with it: the same action, and `Policy` is what applies the normaliser."""
     data, run, algorithm = random_demonstrations(kind), alone(name, kind), tiny(name)
-    members = train.stack_members([algorithm], [SEED], [data], [fit_normaliser(data)])
-    network = algorithm.policy(member(train.fill(train.init_members(members), arrays(run)), 0))
+    members = programs.stack_members([algorithm], [SEED], [data], [fit_normaliser(data)])
+    network = algorithm.policy(member(programs.fill(programs.init_members(members), arrays(run)), 0))
     obs = observations()
     expected = act(network, jnp.asarray(fit_normaliser(data).apply(obs[0])), algorithm.mean_limit)
     np.testing.assert_allclose(run.policy.act(obs)[0], expected, atol=1e-6)
@@ -223,7 +226,7 @@ def test_a_run_resumed_with_another_key_would_show(tmp_path: Path, monkeypatch: 
     fit_tiny("bc", "continuous", out=tmp_path / "whole", **options)
     with pytest.raises(Killed):
         fit_tiny("bc", "continuous", out=tmp_path / "cut", tracker=kill_at(3 * CHUNK), **options)
-    advance = train.advance
+    advance = programs.advance
     monkeypatch.setattr(train, "advance", lambda m, s, first, steps: advance(m, s, first - 2 * CHUNK, steps))
     fit_tiny("bc", "continuous", out=tmp_path / "cut", resume=True, **options)
     assert folder_bytes(tmp_path / "cut") != folder_bytes(tmp_path / "whole")
@@ -257,13 +260,19 @@ def test_settings_and_seeds_make_the_members():
         assert len({array.tobytes() for array in stacked}) == 6  # no two alike
 
 
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(REGISTRY, 2)])
+def test_no_two_algorithms_share_a_program(first: str, second: str):
+    """jit finds a compiled program by its arguments' tree: where hashes collide, only equality tells classes apart."""
+    assert jax.tree.structure(tiny(first)) != jax.tree.structure(tiny(second))
+
+
 def test_weigh_is_the_algorithms_own_weight():
     """`train.weigh` puts a run's arrays, settings and normaliser back together; here they never came apart."""
     data, algorithm = random_demonstrations(), tiny("wbcu")
     normaliser = fit_normaliser(data)
-    members = train.stack_members([algorithm], [SEED], [data], [normaliser])
-    state = member(train.fill(train.init_members(members), arrays(alone("wbcu", "continuous"))), 0)
-    rows = Transitions(*(jnp.asarray(array) for array in train.load_data(data, normaliser, 90, 15).union))
+    members = programs.stack_members([algorithm], [SEED], [data], [normaliser])
+    state = member(programs.fill(programs.init_members(members), arrays(alone("wbcu", "continuous"))), 0)
+    rows = Transitions(*(jnp.asarray(array) for array in programs.load_data(data, normaliser, 90, 15).union))
     expected = algorithm.weigh(state, rows)
     weights = train.weigh(alone("wbcu", "continuous"), data)
     np.testing.assert_allclose(weights, np.asarray(expected)[None], rtol=1e-5)

@@ -19,6 +19,7 @@ ORDER: list[set[str]] = [
     {"runs"},
     {"networks", "losses", "learner"},
     {"algorithms"},
+    {"members"},
     {"train"},
     {"environments"},
     {"simulate"},

@@ -29,6 +29,7 @@ from conftest import (
     tree,
 )
 
+from demosift import members as programs
 from demosift import train
 from demosift.policy import Policy
 from demosift.runs import Row, Run, RunFolder
@@ -290,11 +291,11 @@ class TestRefusals:
 
     def test_a_checkpoint_of_other_shapes_is_refused(self):
         state = {"kernel": jax.numpy.zeros((2, 3))}
-        filled = train.fill(state, {"['kernel']": np.ones((2, 3), np.float32)})
+        filled = programs.fill(state, {"['kernel']": np.ones((2, 3), np.float32)})
         assert filled["kernel"].sum() == 6
         for arrays in ({"['kernel']": np.ones((3, 2), np.float32)}, {}):
             with pytest.raises(InputError, match=r"the checkpoint does not fit this run: \['kernel'\]"):
-                train.fill(state, arrays)
+                programs.fill(state, arrays)
 
     def test_a_full_disk_ends_the_run_and_spares_the_checkpoint(
         self, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

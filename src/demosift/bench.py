@@ -19,8 +19,8 @@ from jaxtyping import Array, Float
 
 from demosift.algorithms import REGISTRY, Algorithm, WBCUTwoStage
 from demosift.data.normaliser import Normaliser
+from demosift.members import advance, init_members, stack_members
 from demosift.runs import provenance
-from demosift.train import advance, init_members, stack_members
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 OBS_DIM, ACTION_DIM = 11, 3  # Hopper's

@@ -22,7 +22,7 @@ from demosift.train import fit, weigh
 from demosift.types import Demonstrations, InputError
 
 TASK = "halfcheetah/noisy-expert"
-ITERATIONS = 12_000  # of the policy, for each method
+ITERATIONS = 10_000  # of the policy, for each method
 DISCRIMINATOR_ITERATIONS = 4_000
 EVALUATIONS = 4
 

@@ -68,4 +68,14 @@ def algorithm(cls: type[A]) -> type[A]:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     leaves = [field.name for field in fields if field.type in (float, "float")]
     static = [field.name for field in fields if field.name not in leaves]
-    return jax.tree_util.register_dataclass(cls, leaves, static)
+
+    # Not `register_dataclass`: its trees compare equal whatever the class, so that `jit`, which finds programs by hash
+    # and then by equality, could run BC's program for NBCU. Here the class is part of what is compared.
+    def flatten(self: A) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(self, name) for name in leaves], (cls, *(getattr(self, name) for name in static))
+
+    def unflatten(auxiliary: tuple[Any, ...], values: Any) -> A:
+        return cls(**dict(zip(static, auxiliary[1:], strict=True)), **dict(zip(leaves, values, strict=True)))
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls

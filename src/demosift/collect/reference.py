@@ -3,12 +3,11 @@
 `python -m demosift.collect.reference random` (or `expert`), in a source tree; the numbers are committed.
 """
 
+import argparse
 import math
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-import tyro
 
 import demosift
 from demosift import environments
@@ -35,23 +34,26 @@ def measure_reference(
     }
 
 
-def main(
-    who: tyro.conf.Positional[Literal["random", "expert"]],
-    envs: tuple[str, ...] = tuple(environments.SHORT_NAMES),
-    episodes: int = 100,
-    seed: int = 0,
-) -> None:
+def main() -> None:
     """Measure the random or the shipped expert policy and update the committed file."""
+    parser = argparse.ArgumentParser(prog="python -m demosift.collect.reference", description=main.__doc__)
+    parser.add_argument("who", choices=["random", "expert"])
+    parser.add_argument(
+        "--envs", nargs="+", choices=list(environments.SHORT_NAMES), default=[*environments.SHORT_NAMES]
+    )
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     references = environments.reference_returns()
-    for env in envs:
+    command = f"{parser.prog} {options.who} --episodes {options.episodes} --seed {options.seed}"
+    for env in options.envs:
         spec = environments.resolve(env)
-        policy = RandomPolicy(spec) if who == "random" else shipped_policy(env, "expert")
-        command = f"python -m demosift.collect.reference {who} --episodes {episodes} --seed {seed}"
-        result = {**measure_reference(policy, spec, episodes, seed), "command": command}
-        references["demosift"].setdefault(env, {"random": None, "expert": None})[who] = result
+        policy = RandomPolicy(spec) if options.who == "random" else shipped_policy(env, "expert")
+        result = {**measure_reference(policy, spec, options.episodes, options.seed), "command": command}
+        references["demosift"].setdefault(env, {"random": None, "expert": None})[options.who] = result
         print(f"{env}: {result['mean']:.1f} +- {result['standard_error']:.1f}")
     write_json(Path(demosift.__file__).with_name("reference_returns.json"), references)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main()

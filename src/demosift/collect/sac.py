@@ -11,8 +11,8 @@ batch of transitions (s, a, r, s', end), fresh actions b ~ pi(.|s) and b' ~ pi(.
 **Order of one update.** All three gradients are taken at the parameters from before the update; then the critics, the
 policy and the temperature step by Adam, and last the targets move towards the new critics, Q' <- Q' + tau (Q - Q').
 rlkit, which made the paper's experts, also takes its losses before it steps. (Others let the policy see the critics'
-step of the same update.) It is also the faster one: the policy runs once on s and s' together, and the critics once on a and b
-together.
+step of the same update.) It is also the faster one: the policy runs once on s and s' together, and the critics once on
+a and b together.
 
 A time limit is no terminal: the target bootstraps there. Every layer starts uniform in +-1/sqrt(fan-in), biases too:
 with He-normal kernels Ant stays at a quarter of the return it reaches so.

@@ -1,6 +1,6 @@
 """The training curves of online SAC, as the paper draws them: `python -m demosift.report.sac FOLDER`.
 
-FOLDER holds a `curve.jsonl` per environment, named ENV.jsonl, as `demosift collect` writes it. The figure goes beside it.
+FOLDER holds the `curve.jsonl` of each environment that `demosift collect` wrote, as ENV.jsonl; the figure goes there.
 """
 
 import json
