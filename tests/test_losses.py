@@ -113,13 +113,14 @@ def test_nothing_cancels_in_float32(function: Any, naive: Any):
 
 
 def test_exact_ratio():
-    """Capped at exp(80), so that float32 holds it and the mean of a batch of it."""
+    """Capped at exp(30), so that float32 holds the square of a gradient that it scales."""
     close(losses.exact_ratio(rows(-1000.0, 0.0, LOG3, -LOG3)), [0.0, 1.0, 3.0, 1.0 / 3.0])
-    close(losses.exact_ratio(rows(79.0, 80.0, 81.0, 1000.0)), np.exp([79.0, 80.0, 80.0, 80.0]))
+    close(losses.exact_ratio(rows(29.0, 30.0, 31.0, 1000.0)), np.exp([29.0, 30.0, 30.0, 30.0]))
     capped = losses.exact_ratio(jnp.full(512, 1000.0, jnp.float32))
     assert capped.dtype == jnp.float32
-    assert np.isfinite(float(jnp.sum(capped)))
-    assert np.isinf(float(jnp.exp(jnp.float32(1000.0))))
+    assert np.isfinite(float(jnp.sum(capped**2)))
+    assert np.isinf(float(jnp.exp(jnp.float32(80.0)) ** 2))
+    close(losses.effective_share(rows(np.exp(45.0), np.exp(45.0), 0.0, 0.0)), 0.5)
     assert {"smoothed": losses.smoothed_ratio, "exact": losses.exact_ratio} == losses.RATIOS
 
 

@@ -61,13 +61,13 @@ class TestClaim:
     def test_another_run_is_refused(self, folder: RunFolder, key: str):
         before = tree(folder.path)
         for resume in (False, True):
-            with pytest.raises(InputError, match=f"run: holds another run .another {key.replace('_', ' ')}.; choose"):
+            with pytest.raises(InputError, match=f"run: holds another run .differs in {key.replace('_', ' ')}.; choose"):
                 folder.claim(config(**{key: "other"}), resume)
         assert tree(folder.path) == before
 
     def test_the_same_run_wants_resume(self, folder: RunFolder):
         before = tree(folder.path)
-        with pytest.raises(InputError, match="holds this run already; continue it with resume"):
+        with pytest.raises(InputError, match="holds this run already; continue it with --resume"):
             folder.claim(config())
         assert tree(folder.path) == before
         folder.claim(config(iterations=40), resume=True)

@@ -281,9 +281,9 @@ class TestRefusals:
         expert = random_dataset(0, 30)
         expert.transitions.reward[0] += 1
         other = Demonstrations(expert, random_demonstrations().supplementary)
-        with pytest.raises(InputError, match=r"holds another run .another data"):
+        with pytest.raises(InputError, match=r"holds another run .differs in data"):
             fit(whole, data=other, resume=True)
-        with pytest.raises(InputError, match=r"holds another run .another members"):
+        with pytest.raises(InputError, match=r"holds another run .differs in members"):
             fit(whole, seeds=[SEED + 1], resume=True)
         with pytest.raises(InputError, match="holds this run already"):
             fit(whole)

@@ -8,7 +8,7 @@ seconds do not.
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -67,15 +67,18 @@ def iteration_work(algorithm: Algorithm) -> list[Work]:
     raise InputError(f"bench: nobody has counted the work of {algorithm.name}")
 
 
-def best_seconds(call: Callable[[], Any], seconds: float) -> float:
-    """The fastest of repeated calls: on a shared machine the least disturbed one. The first compiles."""
-    jax.block_until_ready(call())
-    best, began = float("inf"), time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        start = time.perf_counter()
+def interleave(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, Float[np.ndarray, "rounds"]]:
+    """Seconds of each call, round after round, so that a busy moment of the machine falls on all of them alike."""
+    for call in calls.values():  # compiles
         jax.block_until_ready(call())
-        best = min(best, time.perf_counter() - start)
-    return best
+    times = {name: [] for name in calls}
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(next(iter(times.values()))) < 3:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            times[name].append(time.perf_counter() - start)
+    return {name: np.array(values) for name, values in times.items()}
 
 
 @functools.partial(jax.jit, static_argnames="repeats")
@@ -90,18 +93,22 @@ def products(x: Float[Array, "*members rows n"], w: Float[Array, "*members n n"]
     return jax.lax.fori_loop(0, repeats, body, (x, jnp.zeros_like(w)))[1]
 
 
-def matmul_rate(rows: int, width: int, members: int, seconds: float) -> float:
-    """FLOP/s of XLA's dot at the shapes that training uses: plain on a CPU, where members take turns, else batched."""
+def matmul_call(rows: int, width: int, members: int) -> tuple[Callable[[], Array], float]:
+    """XLA's dot at training's shapes, plain on a CPU, where members take turns, else batched; and its FLOPs."""
     key = jax.random.key(0)
     w = jnp.linalg.qr(jax.random.normal(key, (width, width)))[0]
     x = jax.random.normal(key, (rows, width))
-    if jax.default_backend() != "cpu":
+    cpu = jax.default_backend() == "cpu"
+    if not cpu:
         x, w = (jnp.broadcast_to(array, (members, *array.shape)) + 0.0 for array in (x, w))
-    else:
-        members = 1
-    flops = 3 * 2 * rows * width * width * members
-    repeats = max(4, int(2e9 / flops)) if jax.default_backend() == "cpu" else 100
-    return flops * repeats / best_seconds(lambda: products(x, w, repeats), seconds)
+    flops = 3 * 2 * rows * width * width * (1 if cpu else members)
+    repeats = calls_per_round(flops)
+    return lambda: products(x, w, repeats), flops * repeats
+
+
+def calls_per_round(flops: float) -> int:
+    """About a tenth of a second on two cores; on a GPU enough to hide the launch."""
+    return max(10, int(1.5e10 / flops)) if jax.default_backend() == "cpu" else 200
 
 
 def synthetic_data() -> Demonstrations:
@@ -118,33 +125,30 @@ def synthetic_data() -> Demonstrations:
 
 
 def measure(algorithm: Algorithm, num_members: int, seconds: float) -> dict[str, Any]:
-    """Iterations per second of one algorithm, all members together, and the bound measured beside it."""
+    """Iterations per second of one algorithm, all members together, and the bound measured beside it: medians."""
     members = stack_members([algorithm], range(num_members), [synthetic_data()], [Normaliser.identity(OBS_DIM)])
     state = init_members(members)
-    cpu = jax.default_backend() == "cpu"
-    steps = max(10, 200 // num_members) if cpu else 1000
+    work = iteration_work(algorithm)
+    flops = sum(w.flops for w in work)
+    steps = calls_per_round(flops * num_members)
 
     def chunk() -> Any:
         nonlocal state
         state, metrics = advance(members, state, 0, steps)
         return state, metrics
 
-    work = iteration_work(algorithm)
-    width = algorithm.hidden[0]
-    # Before and after: the rate that the machine had while the algorithm ran.
-    rates = {rows: matmul_rate(rows, width, num_members, seconds / 4) for rows in {w.rows for w in work}}
-    elapsed = best_seconds(chunk, seconds)
-    rates = {rows: max(rate, matmul_rate(rows, width, num_members, seconds / 4)) for rows, rate in rates.items()}
-    bound = 1.0 / sum(w.flops / rates[w.rows] for w in work)
-    speed = steps * num_members / elapsed
+    products = {w.rows: matmul_call(w.rows, algorithm.hidden[0], num_members) for w in work}
+    times = interleave({"chunk": chunk, **{rows: call for rows, (call, _) in products.items()}}, seconds)
+    least = sum(w.flops * times[w.rows] / products[w.rows][1] for w in work)  # seconds of the products alone, by round
+    taken = times["chunk"] / (steps * num_members)
     return {
         "algorithm": algorithm.name,
         "members": num_members,
-        "member_iterations_per_second": round(speed, 1),
-        "megaflop_per_iteration": round(sum(w.flops for w in work) / 1e6, 1),
-        "matmul_gigaflops": round(sum(w.flops for w in work) * bound / 1e9, 1),
-        "bound": round(bound, 1),
-        "ratio": round(speed / bound, 3),
+        "member_iterations_per_second": round(float(1.0 / np.median(taken)), 1),
+        "megaflop_per_iteration": round(flops / 1e6, 1),
+        "matmul_gigaflops": round(float(flops / np.median(least)) / 1e9, 1),
+        "bound": round(float(1.0 / np.median(least)), 1),
+        "ratio": round(float(np.median(least / taken)), 3),
     }
 
 

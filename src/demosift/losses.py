@@ -46,8 +46,11 @@ def _smoothed_rest(z: Rows) -> Rows:
 
 
 def exact_ratio(z: Rows) -> Rows:
-    """c/(1-c) = exp(z): the density ratio as the paper writes it, held below float32's overflow."""
-    return jnp.exp(jnp.minimum(z, 80.0))
+    """c/(1-c) = exp(z): the density ratio as the paper writes it, up to e^30.
+
+    Beyond, the square of a gradient would overflow float32, and Adam's second moment with it, for good.
+    """
+    return jnp.exp(jnp.minimum(z, 30.0))
 
 
 RATIOS = {"smoothed": smoothed_ratio, "exact": exact_ratio}
@@ -93,7 +96,8 @@ def between_expert_and_union(
 
 def effective_share(weight: Rows) -> Scalar:
     """(sum w)^2 / (n sum w^2): the effective sample size as a share of the batch."""
-    return jnp.sum(weight) ** 2 / (weight.shape[0] * jnp.sum(weight**2) + 1e-30)
+    share = weight / jnp.maximum(jnp.max(weight), 1e-30)  # before squaring: ratios may be huge
+    return jnp.sum(share) ** 2 / (weight.shape[0] * jnp.sum(share**2) + 1e-30)
 
 
 def discriminator_accuracy(z_expert: Rows, z_other: Rows) -> Scalar:

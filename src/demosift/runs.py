@@ -90,7 +90,7 @@ class RunFolder:
                 raise InputError(f"{self.path}: holds another run ({difference}); choose another folder")
             if not resume:
                 raise InputError(
-                    f"{self.path}: holds this run already; continue it with resume, or choose another folder"
+                    f"{self.path}: holds this run already; continue it with --resume (resume=True), or choose another folder"
                 )
             checkpoint = self.read_checkpoint()
             if checkpoint is not None and checkpoint[0] > config["iterations"]:
@@ -174,7 +174,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | No
     """Which part of two runs' identity differs. The number of iterations may: a longer run continues a shorter one."""
     for key in IDENTITY:
         if json.dumps(old.get(key), sort_keys=True) != json.dumps(new.get(key), sort_keys=True):
-            return f"another {key.replace('_', ' ')}"
+            return f"differs in {key.replace('_', ' ')}"
     return None
 
 
