@@ -61,7 +61,9 @@ class TestClaim:
     def test_another_run_is_refused(self, folder: RunFolder, key: str):
         before = tree(folder.path)
         for resume in (False, True):
-            with pytest.raises(InputError, match=f"run: holds another run .differs in {key.replace('_', ' ')}.; choose"):
+            with pytest.raises(
+                InputError, match=f"run: holds another run .differs in {key.replace('_', ' ')}.; choose"
+            ):
                 folder.claim(config(**{key: "other"}), resume)
         assert tree(folder.path) == before
 

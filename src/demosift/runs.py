@@ -90,7 +90,7 @@ class RunFolder:
                 raise InputError(f"{self.path}: holds another run ({difference}); choose another folder")
             if not resume:
                 raise InputError(
-                    f"{self.path}: holds this run already; continue it with --resume (resume=True), or choose another folder"
+                    f"{self.path}: holds this run already; continue it with --resume, or choose another folder"
                 )
             checkpoint = self.read_checkpoint()
             if checkpoint is not None and checkpoint[0] > config["iterations"]:

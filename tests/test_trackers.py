@@ -1,0 +1,36 @@
+"""Metrics sent elsewhere: what TensorBoard's files hold after a run."""
+
+from pathlib import Path
+
+import pytest
+from conftest import random_demonstrations, tiny
+
+from demosift import trackers
+from demosift.train import fit
+from demosift.types import InputError
+
+
+def test_tensorboard_gets_every_member(tmp_path: Path):
+    pytest.importorskip("tensorboardX")
+    fit(
+        tiny("bc"),
+        random_demonstrations(),
+        seeds=2,
+        iterations=20,
+        log_every=10,
+        tracker=trackers.TensorBoard(tmp_path),
+    )
+    for member in range(2):
+        (events,) = (tmp_path / f"member-{member}").iterdir()
+        assert b"policy_loss" in events.read_bytes()
+
+
+def test_an_evaluation_is_sent_as_its_mean():
+    row = {"iteration": 5, "member": 0, "returns": [1.0, 3.0], "lengths": [2, 2], "score": None}
+    assert trackers.scalars(row) == {"return": 2.0}
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(InputError, match=r"demosift\[wandb\]"):
+        trackers.WandB("project")
