@@ -1,5 +1,7 @@
 """`collect` end to end on small problems: it learns, keeps its replay whole, and survives being killed."""
 
+import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -25,13 +28,20 @@ from demosift.simulate import rollout
 from demosift.types import Dataset, InputError
 
 TINY = SAC(hidden=(16, 16), batch_size=16)
-FEW = Schedule(random_steps=64, evaluate_every=96, evaluation_episodes=2, num_finalists=2, fresh_episodes=2)
+FEW = Schedule(
+    random_steps=64,
+    evaluate_every=96,
+    evaluation_episodes=2,
+    num_finalists=2,
+    choosing_episodes=2,
+    reporting_episodes=2,
+)
 
 
 @pytest.fixture(scope="module")
 def pendulum(tmp_path_factory) -> tuple[Path, Collected]:
     out = tmp_path_factory.mktemp("collect") / "pendulum"
-    schedule = Schedule(random_steps=500, evaluate_every=1000, num_finalists=3, fresh_episodes=20)
+    schedule = Schedule(random_steps=500, evaluate_every=1000, num_finalists=3, choosing_episodes=20)
     sac = SAC(hidden=(64, 64), learning_rate=1e-3, batch_size=64)
     return out, collect(["Pendulum-v1"], out, steps=6000, num_envs=4, sac=sac, schedule=schedule, progress=False)
 
@@ -74,7 +84,7 @@ def test_config_says_what_was_run(pendulum):
     out, _ = pendulum
     config = json.loads((out / "config.json").read_text())
     assert config["steps"] == 6000
-    assert config["sac"]["hidden"] == [64, 64]
+    assert [setting["hidden"] for setting in config["settings"]] == [[64, 64]]
     assert config["expert"]["reported"]["episodes"] == 20
     assert {"versions", "hardware", "command", "wall_seconds", "device", "speed"} <= set(config)
     assert not (out / "checkpoint").exists()
@@ -115,7 +125,10 @@ def test_environments_and_seeds_train_together(tmp_path):
 def test_a_member_does_not_depend_on_the_others():
     """The same seed alone and beside a larger environment: the same rows while actions are random, then nearly so."""
     specs = [resolve("Pendulum-v1"), resolve("hopper")]
-    with Training(TINY, specs[:1], [5], 4, 12, 24, 1) as alone, Training(TINY, specs, [5, 6], 4, 12, 24, 1) as together:
+    with (
+        Training([TINY], specs[:1], [5], 4, 12, 24, 1) as alone,
+        Training([TINY], specs, [5, 6], 4, 12, 24, 1) as together,
+    ):
         for _ in range(12):
             alone.advance()
             together.advance()
@@ -125,6 +138,39 @@ def test_a_member_does_not_depend_on_the_others():
         assert np.array_equal(first[:6], second[:6, :, : first.shape[-1]])
         np.testing.assert_allclose(first, second[..., : first.shape[-1]], rtol=1e-2, atol=1e-3)
         assert not second[..., first.shape[-1] :].any()
+
+
+def test_settings_are_agents(tmp_path):
+    """Two settings of two seeds are four agents; a setting's number leads from the curve to its hyper-parameters."""
+    settings = [TINY, dataclasses.replace(TINY, discount=0.5, target_entropy=-4.0)]
+    collect(["Pendulum-v1"], tmp_path / "out", steps=320, seeds=(0, 1), num_envs=8, sac=settings, schedule=FEW)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    curve = [json.loads(line) for line in (tmp_path / "out" / "curve.jsonl").read_text().splitlines()]
+    assert [(s["discount"], s["target_entropy"]) for s in config["settings"]] == [(0.99, -1.0), (0.5, -4.0)]
+    last = {(row["setting"], row["seed"]): row["value"] for row in curve if row["step"] == 320}
+    assert set(last) == set(itertools.product((0, 1), (0, 1)))
+    assert len(set(last.values())) == 4
+    assert all(last[0, seed] != last[1, seed] for seed in (0, 1)), "the setting reaches the update"
+    expert = json.loads(Policy.load(tmp_path / "out" / "expert.safetensors").metadata["setting"])
+    assert read_dataset(tmp_path / "out" / "replay.hdf5").attributes["setting"] == expert
+    with pytest.raises(InputError, match="same layers and batch size"):
+        collect(["Pendulum-v1"], tmp_path / "other", sac=[TINY, SAC()])
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_learning_rate_falls_to_zero():
+    """Over the last half of ten rounds; in the last of them the parameters hardly move any more."""
+    moved = []
+    with Training([TINY], [resolve("Pendulum-v1")], [0], 4, 10, 4, 1, annealed_share=0.5) as training:
+        for _ in range(10):
+            before = jax.device_get(training.state.critics.params)
+            training.advance()
+            after = jax.device_get(training.state.critics.params)
+            moves = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, after)
+            moved.append(max(jax.tree.leaves(moves)))
+        paces = [training._pace()]
+    assert paces == [0.0]
+    assert moved[9] < 0.5 * moved[5]
 
 
 def make_streams(lengths: list[list[tuple[int, float]]], num_rounds: int, size: Layout) -> np.ndarray:
@@ -333,12 +379,12 @@ def test_resume_needs_a_checkpoint(tmp_path):
 
 
 def test_the_seeds_of_training_choosing_and_reporting_are_apart():
-    with Training(TINY, [resolve("Pendulum-v1")], [0, 7], 16, 1, 16, 1) as training:
+    with Training([TINY], [resolve("Pendulum-v1")], [0, 7], 16, 1, 16, 1) as training:
         assert max(training._reset_seeds()) < MAX_TRAINING_SEED
     evaluations = Schedule().evaluation_episodes * 10**8 // 16  # as many rounds as a hundred million steps
     assert MAX_TRAINING_SEED <= experts.EVALUATION_SEED
     assert experts.EVALUATION_SEED + evaluations < experts.CHOOSING_SEED
-    assert experts.CHOOSING_SEED + Schedule().fresh_episodes < experts.REPORTING_SEED
+    assert experts.CHOOSING_SEED + Schedule().choosing_episodes < experts.REPORTING_SEED
 
 
 def test_speed_is_measured():

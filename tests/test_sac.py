@@ -13,7 +13,9 @@ from demosift.collect import sac as module
 from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, State, sample
 
 SIZE = Layout(obs_dim=3, action_dim=2)
-SMALL = SAC(hidden=(8, 7), learning_rate=1e-2, batch_size=6, target_rate=0.05, initial_temperature=0.3)
+SMALL = SAC(
+    hidden=(8, 7), learning_rate=1e-2, batch_size=6, target_rate=0.05, initial_temperature=0.3, target_entropy=-1.7
+)
 MASK = jnp.ones(SIZE.action_dim)
 
 
@@ -91,7 +93,7 @@ def reference_losses(
     inside = (log_std > -5) & (log_std < 2)
     log_std_bar = (u_bar * (u - mean) - alpha / count) * inside
     policy_gradient = flat(backward(layers(agent.policy), policy_values, np.concatenate([u_bar, log_std_bar], -1))[0])
-    entropy_gap = np.mean(log_prob) - SIZE.action_dim
+    entropy_gap = np.mean(log_prob) + SMALL.target_entropy * SIZE.action_dim
     policy_loss = float(np.mean(alpha * log_prob - values.min(axis=0)))
     losses = Losses(critic_losses, policy_loss, float(-agent.log_temperature * entropy_gap))
     return losses, Gradients(policy_gradient, critic_gradients, np.asarray(-entropy_gap))

@@ -112,6 +112,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub.add_argument("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
     sub.add_argument("--evaluate-every", type=positive, default=10_000, help="steps (default: 10000)")
     sub.add_argument("--episodes", type=positive, default=10, help="per evaluation (default: 10)")
+    sub.add_argument("--discount", type=float, nargs="+", default=[0.99], help="several make more agents (default: 0.99)")
+    about = "per action dimension; several make more agents (default: -1)"
+    sub.add_argument("--target-entropy", type=float, nargs="+", default=[-1.0], help=about)
     sub.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
     sub.add_argument("--keep-checkpoint", action="store_true", help="keep what a later, longer run would resume from")
     sub.add_argument("--time-limit", type=float, help="checkpoint and stop after this many seconds")
@@ -221,12 +224,15 @@ def run_demo(options: argparse.Namespace) -> Answer:
 
 def run_collect(options: argparse.Namespace) -> Answer:
     from demosift.collect.experts import Schedule, collect
+    from demosift.collect.sac import SAC
 
+    choices = itertools.product(options.discount, options.target_entropy)
     result = collect(
         options.env,
         options.out,
         steps=options.steps,
         seeds=range(options.seed, options.seed + options.seeds),
+        sac=[SAC(discount=discount, target_entropy=entropy) for discount, entropy in choices],
         resume=options.resume,
         keep_checkpoint=options.keep_checkpoint,
         time_limit=options.time_limit,

@@ -45,9 +45,11 @@ class Schedule:
     random_steps: int = 5_000  # uniform actions and no updates before
     evaluate_every: int = 10_000
     evaluation_episodes: int = 10
+    annealed_share: float = 0.3  # over this last part of training the learning rate falls to zero
     candidate_share: float = 1 / 3  # evaluations in this last part of training name candidates for the expert
-    num_finalists: int = 10  # the best candidates, which are evaluated again
-    fresh_episodes: int = 20  # for each finalist, and again to report the expert and the medium policy
+    num_finalists: int = 12  # candidates that are evaluated again
+    choosing_episodes: int = 50  # for each finalist
+    reporting_episodes: int = 20  # for the expert and the medium policy, once they are chosen
     checkpoint_seconds: float = 30.0
 
 
@@ -94,7 +96,7 @@ def collect(
     steps: int = 1_000_000,
     seeds: Sequence[int] = (0,),
     num_envs: int = 16,
-    sac: SAC = SAC(),  # noqa: B008  frozen
+    sac: SAC | Sequence[SAC] = SAC(),  # noqa: B008  frozen
     schedule: Schedule = Schedule(),  # noqa: B008  frozen
     resume: bool = False,
     keep_checkpoint: bool = False,
@@ -102,14 +104,14 @@ def collect(
     num_workers: int | None = None,
     progress: bool | Progress | None = None,
 ) -> Collected:
-    """Train SAC in the named environments, all seeds and environments together, and write what it makes.
+    """Train SAC in the named environments, all environments, settings and seeds together, and write what it makes.
 
     In `out`, or with several environments in a folder of `out` for each:
 
-        expert.safetensors   the best late policy over all seeds, chosen and reported on different fresh episodes
-        medium.safetensors   of the same seed, the earlier policy whose return is nearest a third of the expert's
-        replay.hdf5          every transition of that seed in the D4RL layout; see `replay_dataset` for the order
-        curve.jsonl          a line per evaluation and seed
+        expert.safetensors   the best late policy of all agents, chosen and reported on different fresh episodes
+        medium.safetensors   of the same agent, the earlier policy whose return is nearest a third of the expert's
+        replay.hdf5          every transition of that agent in the D4RL layout; see `replay_dataset` for the order
+        curve.jsonl          a line per evaluation and agent
         config.json          everything that was asked for, what it ran on, what came out
 
     `steps` count per agent and are rounded up to whole rounds of `num_envs`. The run checkpoints to `out/checkpoint`;
@@ -119,7 +121,9 @@ def collect(
     """
     began = time.monotonic()
     specs = _resolve(names)
-    plan = Plan(specs, _claim(Path(out), specs, resume), steps, [int(seed) for seed in seeds], num_envs, sac, schedule)
+    settings = [sac] if isinstance(sac, SAC) else list(sac)
+    seeds = [int(seed) for seed in seeds]
+    plan = Plan(specs, _claim(Path(out), specs, resume), steps, seeds, num_envs, settings, schedule)
     plan.check()
     with ExitStack() as stack:
         checkpoint = stack.enter_context(Checkpoint(Path(out) / "checkpoint"))
@@ -130,7 +134,16 @@ def collect(
             plan.check_continues(note)
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
         training = stack.enter_context(
-            Training(sac, specs, plan.seeds, num_envs, plan.num_rounds, schedule.random_steps, num_workers)
+            Training(
+                settings,
+                specs,
+                plan.seeds,
+                num_envs,
+                plan.num_rounds,
+                schedule.random_steps,
+                num_workers,
+                schedule.annealed_share,
+            )
         )
         # Half of the cores: evaluation is in no hurry, and the simulators are.
         rollouts = stack.enter_context(Rollouts(num_workers or max(1, available_cores() // 2)))
@@ -162,10 +175,13 @@ def collect(
 def _command(plan: "Plan") -> str:
     """What makes this again, as one would type it."""
     schedule, seeds = plan.schedule, plan.seeds
+    discounts = dict.fromkeys(setting.discount for setting in plan.settings)
+    entropies = dict.fromkeys(setting.target_entropy for setting in plan.settings)
     return (
         f"demosift collect {' '.join(plan.labels)} --steps {plan.num_rounds * plan.num_envs} --seed {seeds[0]} "
         f"--seeds {len(seeds)} --evaluate-every {schedule.evaluate_every} "
-        f"--episodes {schedule.evaluation_episodes} --out DIR"
+        f"--episodes {schedule.evaluation_episodes} --discount {' '.join(map(str, discounts))} "
+        f"--target-entropy {' '.join(map(str, entropies))} --out DIR"
     )
 
 
@@ -178,7 +194,7 @@ class Plan:
     steps: int
     seeds: Sequence[int]
     num_envs: int
-    sac: SAC
+    settings: Sequence[SAC]
     schedule: Schedule
 
     @property
@@ -197,13 +213,15 @@ class Plan:
             "seeds": list(self.seeds),
             "num_envs": self.num_envs,
             "random_steps": self.schedule.random_steps,
-            "sac": dataclasses.asdict(self.sac),
+            "settings": [dataclasses.asdict(setting) for setting in self.settings],
         }
         return json.loads(json.dumps(identity))  # as a checkpoint gives it back
 
     def check(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise InputError(f"collect: needs one or more different seeds, none negative, not {self.seeds}")
+        if not self.settings or len({(s.hidden, s.batch_size) for s in self.settings}) > 1:
+            raise InputError("collect: needs one or more settings, of the same layers and batch size")
         if self.steps < 1 or self.num_envs < 1:
             raise InputError(f"collect: steps ({self.steps}) and num_envs ({self.num_envs}) must be at least 1")
         for name, value in dataclasses.asdict(self.schedule).items():
@@ -279,13 +297,13 @@ def _finish(
         snapshot = checkpoint.read_policies(row["step"] // plan.num_envs)
         if snapshot is None:
             raise InputError(f"{checkpoint.folder}: the policies of step {row['step']} are damaged; begin elsewhere")
-        return training.policy(snapshot, index, [row["seed"]])
+        return training.policy(snapshot, index, [Member(index, row["setting"], row["seed"])])
 
     choice = _choose(curve, plan.steps, plan.schedule, load, rollouts)
-    member = training.members.index(Member(index, choice.seed))
+    member = training.members.index(Member(index, choice.setting, choice.seed))
     rows = np.concatenate([*checkpoint.read_rows(slice(member, member + 1))])[:, :, 0]
     replay = replay_dataset(rows, training.padded, training.sizes[index], note["cuts"])
-    attributes = {"algorithm": "sac", "seed": choice.seed, "steps": len(replay)}
+    attributes = {"algorithm": "sac", "setting": choice.setting, "seed": choice.seed, "steps": len(replay)}
     result = {"expert": choice.expert.report, "medium": choice.medium.report}
     config = {
         **plan.identity,
@@ -308,7 +326,7 @@ def _finish(
 
 
 class Evaluations:
-    """Deterministic episodes beside training. `curve` gets a row per environment, seed and evaluated round."""
+    """Deterministic episodes beside training. `curve` gets a row per agent and evaluated round."""
 
     def __init__(self, rollouts: Rollouts, training: Training, schedule: Schedule, curve: list[Row]):
         self.curve = curve
@@ -328,7 +346,7 @@ class Evaluations:
             if label in done:
                 continue
             rows: list[Row] = [
-                {"environment": label, "step": step, "seed": member.seed}
+                {"environment": label, "step": step, "setting": member.setting, "seed": member.seed}
                 | {name: float(values[number]) for name, values in metrics.items()}
                 for number, member in enumerate(self._training.members)
                 if member.environment == index
@@ -349,7 +367,7 @@ class Evaluations:
             for member, row in enumerate(rows):
                 row.update(_statistics([episode for episode in episodes if episode.member == member]))
                 self.curve.append(row)
-        self.curve.sort(key=lambda row: (row["environment"], row["step"], row["seed"]))
+        self.curve.sort(key=lambda row: (row["environment"], row["step"], row["setting"], row["seed"]))
 
 
 def _statistics(episodes: Sequence[Episode]) -> Row:
@@ -377,6 +395,7 @@ class Chosen(NamedTuple):
 
 
 class Choice(NamedTuple):
+    setting: int
     seed: int
     expert: Chosen
     medium: Chosen
@@ -385,12 +404,15 @@ class Choice(NamedTuple):
 def _choose(
     curve: Sequence[Row], steps: int, schedule: Schedule, load: Callable[[Row], Policy], rollouts: Rollouts
 ) -> Choice:
-    """The expert, from the best late evaluations of all seeds, and the medium policy, from earlier ones of its seed."""
+    """The expert, from the best late evaluations of all agents, and the medium policy, from earlier ones of its agent.
 
-    def meet(rows: Sequence[Row], first_seed: int) -> list[Row]:
+    An evaluation on the way has few episodes, so finalists for either meet again on many.
+    """
+
+    def meet(rows: Sequence[Row], first_seed: int, num_episodes: int = schedule.choosing_episodes) -> list[Row]:
         policy = _stack([load(row) for row in rows])
         assert policy.environment is not None
-        jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(schedule.fresh_episodes)]
+        jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(num_episodes)]
         episodes = rollouts.run(policy, policy.environment, jobs)
         return [_statistics([e for e in episodes if e.member == member]) for member in range(len(rows))]
 
@@ -400,16 +422,21 @@ def _choose(
     best = max(range(len(finalists)), key=lambda index: _score(scores[index]))
     expert = finalists[best]
     third = scores[best]["return_mean"] / 3
-    earlier = [row for row in curve if row["seed"] == expert["seed"] and row["step"] < expert["step"]] or [expert]
-    medium = min(earlier, key=lambda row: abs(row["return_mean"] - third))
-    reports = meet([expert, medium], REPORTING_SEED)
+    agent = (expert["setting"], expert["seed"])
+    earlier = [r for r in curve if (r["setting"], r["seed"]) == agent and r["step"] < expert["step"]] or [expert]
+    near = sorted(earlier, key=lambda row: abs(row["return_mean"] - third))[: schedule.num_finalists]
+    returns = [score["return_mean"] for score in meet(near, CHOOSING_SEED)]
+    medium = near[int(np.argmin(np.abs(np.array(returns) - third)))]
+    reports = meet([expert, medium], REPORTING_SEED, schedule.reporting_episodes)
+
+    def named(row: Row) -> Row:
+        return {key: row[key] for key in ("step", "setting", "seed")}
 
     def chosen(row: Row, report: Row, **more: Any) -> Chosen:
-        about = {"step": row["step"], "seed": row["seed"], "training": row, **more, "reported": report}
-        return Chosen(load(row), about)
+        return Chosen(load(row), {**named(row), "training": row, **more, "reported": report})
 
-    finals = [{"step": row["step"], "seed": row["seed"], **score} for row, score in zip(finalists, scores, strict=True)]
-    return Choice(expert["seed"], chosen(expert, reports[0], finalists=finals), chosen(medium, reports[1]))
+    finals = [{**named(row), **score} for row, score in zip(finalists, scores, strict=True)]
+    return Choice(*agent, chosen(expert, reports[0], finalists=finals), chosen(medium, reports[1]))
 
 
 def _stack(policies: Sequence[Policy]) -> Policy:

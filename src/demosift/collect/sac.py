@@ -6,7 +6,9 @@ batch of transitions (s, a, r, s', end), fresh actions b ~ pi(.|s) and b' ~ pi(.
     y       = r + gamma [end is no terminal] (min_i Q'_i(s', b') - alpha log pi(b'|s'))
     J_Q     = sum_i mean 1/2 (Q_i(s, a) - y)^2                                               (their eq. 5)
     J_pi    = mean( alpha log pi(b|s) - min_i Q_i(s, b) ),  b reparametrised                 (eq. 9)
-    J_alpha = -log(alpha) mean( log pi(b|s) - |A| )                                          (eq. 18, in log alpha)
+    J_alpha = -log(alpha) mean( log pi(b|s) + h |A| )                                        (eq. 18, in log alpha)
+
+with the target entropy h per action dimension, -1 as usual.
 
 **Order of one update.** All three gradients are taken at the parameters from before the update; then the critics, the
 policy and the temperature step by Adam, and last the targets move towards the new critics, Q' <- Q' + tau (Q - Q').
@@ -30,7 +32,6 @@ backward and gradient.
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from demosift.algorithms.interface import algorithm
 from demosift.learner import Learner, descend, start
 from demosift.networks import LOG_STD_RANGE, Layer, Perceptron, fan_in_uniform, init_perceptron
 
@@ -103,9 +105,12 @@ class Metrics(NamedTuple):
     temperature: Float[Array, "*"]
 
 
-@dataclass(frozen=True)
+@algorithm
 class SAC:
-    """The hyper-parameters, and the maths as methods on one member; `vmap` makes them many."""
+    """The hyper-parameters, and the maths as methods on one member; `vmap` makes them many.
+
+    Members may differ in the numbers that are floats.
+    """
 
     hidden: tuple[int, ...] = (256, 256)
     discount: float = 0.99
@@ -113,6 +118,7 @@ class SAC:
     learning_rate: float = 3e-4
     batch_size: int = 256
     initial_temperature: float = 1.0
+    target_entropy: float = -1.0  # per action dimension
 
     def init(self, key: PRNGKeyArray, size: Layout, padded: Layout) -> State:
         """An agent for spaces of the given size, its networks padded with zeros to the common size."""
@@ -177,8 +183,12 @@ class SAC:
         rows: Float[Array, "batch width"],
         noise: Float[Array, "2 batch action"],
         action_mask: Float[Array, "action"],
+        pace: Float[Array, ""] | float = 1.0,
     ) -> tuple[State, Metrics]:
-        """One update, as the module says. `noise` is standard normal: for the actions at s, then at s'."""
+        """One update, as the module says. `noise` is standard normal: for the actions at s, then at s'.
+
+        `pace` multiplies the learning rate.
+        """
         num_rows, action_dim = len(rows), len(action_mask)
         size = Layout((rows.shape[-1] - action_dim - 2) // 2, action_dim)
         policy, critics = state.policy.params, state.critics.params
@@ -209,11 +219,12 @@ class SAC:
         (heads_slope,) = sample_vjp((action_slope, jnp.full(num_rows, 1.0 / num_rows) * temperature))
         policy_hidden = [hidden[:num_rows] for hidden in policy_hidden]
         policy_gradient = gradient(policy_hidden, backward(policy, policy_hidden, heads_slope))
-        temperature_gradient = -(jnp.mean(log_prob) - jnp.sum(action_mask))
+        temperature_gradient = -(jnp.mean(log_prob) + self.target_entropy * jnp.sum(action_mask))
 
-        new_critics = descend(state.critics, critic_gradient, self.learning_rate, epsilon=ADAM_EPSILON)
-        new_policy = descend(state.policy, policy_gradient, self.learning_rate, epsilon=ADAM_EPSILON)
-        new_temperature = descend(state.log_temperature, temperature_gradient, self.learning_rate, epsilon=ADAM_EPSILON)
+        rate = self.learning_rate * pace
+        new_critics = descend(state.critics, critic_gradient, rate, epsilon=ADAM_EPSILON)
+        new_policy = descend(state.policy, policy_gradient, rate, epsilon=ADAM_EPSILON)
+        new_temperature = descend(state.log_temperature, temperature_gradient, rate, epsilon=ADAM_EPSILON)
         new_targets = jax.tree.map(lambda t, q: t + self.target_rate * (q - t), state.targets, new_critics.params)
         metrics = Metrics(0.5 * jnp.mean(error**2), jnp.mean(value), -jnp.mean(log_prob), temperature)
         return State(new_policy, new_critics, new_targets, new_temperature), metrics
@@ -226,6 +237,7 @@ class SAC:
         num_updates: int,
         key: PRNGKeyArray,
         action_mask: Float[Array, "action"],
+        pace: Float[Array, ""] | float = 1.0,
     ) -> tuple[State, Metrics]:
         """Updates on batches drawn uniformly, with replacement, from the first `num_rows` rows of the replay.
 
@@ -235,7 +247,7 @@ class SAC:
         chosen = jax.random.randint(row_key, (num_updates, self.batch_size), 0, num_rows)
         rows = replay.at[chosen].get(mode="promise_in_bounds")
         noise = _noise(noise_key, (num_updates, 2, self.batch_size), len(action_mask))
-        state, metrics = jax.lax.scan(lambda s, xs: self.update(s, *xs, action_mask), state, (rows, noise))
+        state, metrics = jax.lax.scan(lambda s, xs: self.update(s, *xs, action_mask, pace), state, (rows, noise))
         return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
 
 

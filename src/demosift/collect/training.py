@@ -29,9 +29,10 @@ MAX_TRAINING_SEED = 1_000_000
 
 
 class Member(NamedTuple):
-    """One agent: the index of its environment, and its seed."""
+    """One agent: the index of its environment, that of its setting, and its seed."""
 
     environment: int
+    setting: int
     seed: int
 
 
@@ -40,16 +41,25 @@ class Training:
 
     def __init__(
         self,
-        sac: SAC,
+        settings: Sequence[SAC],
         specs: Sequence[EnvironmentSpec],
         seeds: Sequence[int],
         num_envs: int,
         capacity_rounds: int,
         random_steps: int,
         num_workers: int | None = None,
+        annealed_share: float = 0.0,
     ):
-        self.sac, self.specs, self.num_envs = sac, tuple(specs), num_envs
-        self.members = [Member(*pair) for pair in itertools.product(range(len(specs)), seeds)]
+        """Agents for every environment, setting and seed.
+
+        Over the last `annealed_share` of the rounds that there is room for, the learning rate falls to zero.
+        """
+        self.specs, self.num_envs = tuple(specs), num_envs
+        self.members = [Member(*each) for each in itertools.product(range(len(specs)), range(len(settings)), seeds)]
+        self.sac: SAC = jax.tree.map(
+            lambda *values: jnp.asarray(values, jnp.float32), *(settings[member.setting] for member in self.members)
+        )
+        self._total_rounds, self._annealed_rounds = capacity_rounds, annealed_share * capacity_rounds
         self.sizes = [Layout(*environments.spaces(spec)) for spec in specs]
         self.padded = Layout(*(max(size) for size in zip(*self.sizes, strict=True)))
         self.random_rounds = -(-random_steps // num_envs)
@@ -62,7 +72,7 @@ class Training:
         self._keys = jax.vmap(jax.random.key)(jnp.asarray([member.seed for member in self.members], jnp.uint32))
         action_dims = np.array([self.sizes[member.environment].action_dim for member in self.members])
         self._mask = jnp.asarray(np.arange(self.padded.action_dim)[None] < action_dims[:, None], jnp.float32)
-        self.state: State = _init(sac, tuple(self.sizes), self.padded, self._keys)
+        self.state: State = _init(self.sac, tuple(self.sizes), self.padded, self._keys)
         self.metrics: Metrics | None = None
         self._replay = jnp.zeros((len(self.members), capacity_rounds * num_envs, self.padded.width))
         self._obs: np.ndarray | None = None
@@ -97,7 +107,7 @@ class Training:
                 self._replay = _absorb(self._replay, self._last_rows, number)
             else:
                 self.state, self._replay, self.metrics = _learn(
-                    self.sac, self.state, self._replay, self._last_rows, self._mask, self._keys, number
+                    self.sac, self.state, self._replay, self._last_rows, self._mask, self._keys, number, self._pace()
                 )
         started = time.perf_counter()
         step = self.simulators.receive()
@@ -121,6 +131,10 @@ class Training:
             self._seconds["total"] += ended - self._ended  # with what was done between the rounds
             self._rounds_timed += 1
         self._ended = ended
+
+    def _pace(self) -> np.float32:
+        left = self._total_rounds - self.num_rounds
+        return np.float32(min(1.0, left / self._annealed_rounds) if self._annealed_rounds else 1.0)
 
     def resume_clock(self) -> float:
         """The time, from which `speed` goes on counting: what was done since the last round does not count."""
@@ -169,11 +183,11 @@ class Training:
             named |= {f"metrics/{name}": array for name, array in metrics._asdict().items()}
         return {name: np.asarray(array) for name, array in named.items()}
 
-    def policy(self, snapshot: Arrays, environment: int, seeds: Sequence[int] | None = None) -> Policy:
-        """An environment's agents of all seeds, or of some, in its own sizes."""
+    def policy(self, snapshot: Arrays, environment: int, members: Sequence[Member] | None = None) -> Policy:
+        """An environment's agents, all or some, in its own sizes."""
         size = self.sizes[environment]
-        of_environment = [i for i, member in enumerate(self.members) if member.environment == environment]
-        rows = [i for i in of_environment if seeds is None or self.members[i].seed in seeds]
+        of_environment = [member for member in self.members if member.environment == environment]
+        rows = [self.members.index(member) for member in members or of_environment]
         heads = [*range(size.action_dim), *range(self.padded.action_dim, self.padded.action_dim + size.action_dim)]
         num_layers = len(self.sac.hidden) + 1
         kernels = [snapshot[f"layers/{i}/kernel"][rows] for i in range(num_layers)]
@@ -198,16 +212,17 @@ class Training:
 
 
 def _init(sac: SAC, sizes: Sequence[Layout], padded: Layout, keys: Array) -> State:
-    """Every environment's agents, each with one of the keys of its row."""
-    rows = keys.reshape(len(sizes), -1)
-    agents = [_init_agents(sac, size, padded, row) for size, row in zip(sizes, rows, strict=True)]
+    """Every environment's agents; they stand together, as many for each."""
+    leaves, structure = jax.tree.flatten((sac, keys))
+    parts = zip(*(leaf.reshape(len(sizes), -1) for leaf in leaves), strict=True)
+    agents = [_init_agents(size, padded, *structure.unflatten(part)) for size, part in zip(sizes, parts, strict=True)]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *agents)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _init_agents(sac: SAC, size: Layout, padded: Layout, keys: Array) -> State:
+@partial(jax.jit, static_argnums=(0, 1))
+def _init_agents(size: Layout, padded: Layout, sac: SAC, keys: Array) -> State:
     """Compiled once per size: one program for all of them takes minutes to compile on a GPU."""
-    return jax.vmap(lambda key: sac.init(jax.random.fold_in(key, 0), size, padded))(keys)
+    return jax.vmap(lambda sac, key: sac.init(jax.random.fold_in(key, 0), size, padded))(sac, keys)
 
 
 def _stream(keys: Array, stream: int, number: Array) -> Array:
@@ -237,15 +252,15 @@ def _absorb(replay: Array, rows: Float[Array, "envs members width"], number: Arr
     return _insert(replay, jnp.swapaxes(rows, 0, 1), (number - 1) * len(rows))
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+@partial(jax.jit, donate_argnums=(1, 2))
 def _learn(
-    sac: SAC, state: State, replay: Array, rows: Array, mask: Array, keys: Array, number: Array
+    sac: SAC, state: State, replay: Array, rows: Array, mask: Array, keys: Array, number: Array, pace: Array
 ) -> tuple[State, Array, Metrics]:
     """Absorb the last round's rows, then one update per step of a round. State and replay are changed in place."""
     replay = _absorb(replay, rows, number)
-    advance = partial(sac.advance, num_rows=number * len(rows), num_updates=len(rows))
-    state, metrics = jax.vmap(lambda s, r, k, m: advance(s, r, key=k, action_mask=m))(
-        state, replay, _stream(keys, 2, number), mask
+    sizes = {"num_rows": number * len(rows), "num_updates": len(rows)}
+    state, metrics = jax.vmap(lambda a, s, r, k, m: a.advance(s, r, key=k, action_mask=m, pace=pace, **sizes))(
+        sac, state, replay, _stream(keys, 2, number), mask
     )
     return state, replay, metrics
 
@@ -260,7 +275,9 @@ def measure_speed(
     """
     sac = SAC()
     random_steps, capacity = 4 * sac.batch_size, 1_000_000 // num_envs
-    with Training(sac, [environments.resolve(name)], range(num_members), num_envs, capacity, random_steps) as training:
+    with Training(
+        [sac], [environments.resolve(name)], range(num_members), num_envs, capacity, random_steps
+    ) as training:
         while training.num_rounds <= training.random_rounds + 1:
             training.advance()
         product_rates, elapsed, rounds = [], 0.0, 0

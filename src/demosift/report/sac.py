@@ -20,24 +20,24 @@ from demosift.types import InputError
 COLOUR = "#0a6aa8"
 
 
-def read_curve(path: Path) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps seeds"]]:
-    """Steps, and the mean return of each seed's evaluation there."""
-    by_step: dict[int, dict[int, float]] = defaultdict(dict)
+def read_curve(path: Path) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps agents"]]:
+    """Steps, and the mean return of each agent's evaluation there."""
+    by_step: dict[int, dict[tuple[int, int], float]] = defaultdict(dict)
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            by_step[row["step"]][row["seed"]] = float(row["return_mean"])
+            by_step[row["step"]][row.get("setting", 0), row["seed"]] = float(row["return_mean"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: line {number} is not a line of a SAC curve") from error
-    seeds = {seed for values in by_step.values() for seed in values}
-    steps = sorted(step for step, values in by_step.items() if set(values) == seeds)
+    agents = {agent for values in by_step.values() for agent in values}
+    steps = sorted(step for step, values in by_step.items() if set(values) == agents)
     if not steps:
         raise InputError(f"{path}: holds no evaluation")
-    return np.array(steps, float), np.array([[by_step[step][seed] for seed in sorted(seeds)] for step in steps])
+    return np.array(steps, float), np.array([[by_step[step][agent] for agent in sorted(agents)] for step in steps])
 
 
 def draw(folder: str | Path) -> Path:
-    """One panel per environment: each seed thin, their mean thick, the paper's expert dotted."""
+    """One panel per environment: each agent thin, their mean thick, the paper's expert dotted."""
     folder = Path(folder)
     curves = {path.stem: read_curve(path) for path in sorted(folder.glob("*.jsonl"))}
     if not curves:
