@@ -32,7 +32,10 @@ def train_arguments(task: Path, out: Path, *more: str) -> list[str]:
     return ["train", "wbcu", *files, "--out", str(out), *TINY, *more]
 
 
-@pytest.mark.parametrize("verb", ["demo", "collect", "record", "task", "train", "evaluate", "report", "bench"])
+VERBS = "demo collect record task score filter train evaluate reproduce theory report export bench"
+
+
+@pytest.mark.parametrize("verb", VERBS.split())
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])

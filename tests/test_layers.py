@@ -25,14 +25,30 @@ ORDER: list[set[str]] = [
     {"simulate"},
     {"shipped"},
     {"evaluation"},
+    {"export"},
     {"collect"},
     {"report"},
+    {"sift"},
+    {"tabular"},
     {"trackers"},
-    {"bench", "demo", "cli"},
+    {"experiments"},
+    {"bench", "bench_scores", "bench_scale", "demo", "cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 NEW_ROOM = "a new room: give it its place in ORDER"
-WITHOUT_JAX = {"types", "data", "policy", "runs", "environments", "simulate", "shipped", "evaluation", "report"}
+WITHOUT_JAX = {
+    "types",
+    "data",
+    "policy",
+    "runs",
+    "environments",
+    "simulate",
+    "shipped",
+    "evaluation",
+    "export",
+    "report",
+    "tabular",
+}
 
 SOURCES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = {name.removesuffix(".__init__"): path.read_text() for name, path in SOURCES.items() if name != "__init__"}

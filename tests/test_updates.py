@@ -152,7 +152,7 @@ def accuracy(expert_right: np.ndarray, other_right: np.ndarray) -> float:
 def expected(case: Case, state: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every learner's leaves after the step, by name, and the metrics, in float64 NumPy."""
     a, dtype = case.algorithm, batch.union.obs.dtype
-    expert, union, supplementary, initial, (discriminator_amount, critic_amount) = float64(batch)
+    expert, union, supplementary, initial, (discriminator_amount, critic_amount), _ = float64(batch)
     new = {name: leaves_of(getattr(state, name)) for name in state._fields}
     policy = float64(state.policy.params).layers
 
@@ -565,7 +565,7 @@ def reference_losses() -> dict[str, tuple[Any, Callable[[Any], tuple[float, Any]
     (wbcu_state, batch), (demodice_state, _), (dwbc_state, _), (discrete_state, discrete_batch) = (
         float64(make(CASES[name])) for name in ("wbcu", "demodice", "dwbc", "bc, discrete")
     )
-    expert, union, _, initial, _ = batch
+    expert, union, _, initial, *_ = batch
     x_expert, x_union = (np.concatenate([rows.obs, rows.action], axis=1) for rows in (expert, union))
     states = (expert.obs, expert.next_obs), (union.obs, union.next_obs)
     layers, weight = wbcu_state.policy.params.layers, np.arange(1.0, ROWS + 1.0)

@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from demosift.data import load, read_dataset, write_dataset
     from demosift.environments import normalised_score, resolve
     from demosift.evaluation import Evaluator, evaluate, load_policy
+    from demosift.export import export_onnx
     from demosift.policy import Policy
     from demosift.runs import Run, load_run
+    from demosift.sift.filtering import filter_dataset
+    from demosift.sift.frozen import with_scores
+    from demosift.sift.scoring import score
     from demosift.train import fit, weigh
     from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
@@ -23,8 +27,12 @@ _HOMES = {
     "data": ["load", "read_dataset", "write_dataset"],
     "environments": ["normalised_score", "resolve"],
     "evaluation": ["Evaluator", "evaluate", "load_policy"],
+    "export": ["export_onnx"],
     "policy": ["Policy"],
     "runs": ["Run", "load_run"],
+    "sift.filtering": ["filter_dataset"],
+    "sift.frozen": ["with_scores"],
+    "sift.scoring": ["score"],
     "train": ["fit", "weigh"],
     "types": ["Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Transitions"],
 }
@@ -49,6 +57,8 @@ __all__ = [
     "WBCUTwoStage",
     "algorithm",
     "evaluate",
+    "export_onnx",
+    "filter_dataset",
     "fit",
     "load",
     "load_policy",
@@ -58,7 +68,9 @@ __all__ = [
     "read_dataset",
     "record",
     "resolve",
+    "score",
     "weigh",
+    "with_scores",
     "write_dataset",
 ]
 

@@ -108,7 +108,7 @@ def matmul_call(rows: int, width: int, members: int) -> tuple[Callable[[], Array
 
 def calls_per_round(flops: float) -> int:
     """About a tenth of a second on two cores; on a GPU enough to hide the launch."""
-    return max(10, int(1.5e10 / flops)) if jax.default_backend() == "cpu" else 200
+    return min(1000, max(10, int(1.5e10 / flops))) if jax.default_backend() == "cpu" else 200
 
 
 def synthetic_data() -> Demonstrations:
@@ -177,5 +177,14 @@ def bench(
         from demosift.collect.training import measure_speed
 
         answer["collect"] = measure_speed("halfcheetah", seconds=max(20.0, seconds))
-        lines += ["", f"collect halfcheetah: {answer['collect']}"]
+        lines += ["", describe_collect(answer["collect"])]
     return answer, "\n".join(lines)
+
+
+def describe_collect(speed: Mapping[str, Any]) -> str:
+    return (
+        f"collect {speed['environment']}: {speed['steps_per_second']:,.0f} steps/s, bound by {speed['bound_by']} "
+        f"(waiting for simulation {speed['waiting_for_simulation']:.0%}, for learning "
+        f"{speed['waiting_for_learning']:.0%}); updates at {speed['flop_per_second'] / 1e9:,.0f} of "
+        f"{speed['product_flop_per_second'] / 1e9:,.0f} GFLOP/s, ratio {speed['ratio']:.2f}"
+    )

@@ -46,7 +46,7 @@ def answer(arguments: list[str]) -> int:
         options = make_parser(arguments).parse_args(arguments)
         result, text = options.run(options)
         print(json.dumps(result, sort_keys=True) if options.json else text)
-        return 0
+        return options.exit_code(result)
     except InputError as error:
         return fail(str(error), 2)
     except OSError as error:
@@ -96,7 +96,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     def verb(name: str, run: Callable[[argparse.Namespace], Answer], about: str) -> Parser:
         sub = verbs.add_parser(name, help=about, description=about)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, exit_code=lambda result: 0)
         return sub
 
     sub = verb("demo", run_demo, "BC, NBCU and WBCU on halfcheetah/noisy-expert: a table and a page")
@@ -112,7 +112,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub.add_argument("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
     sub.add_argument("--evaluate-every", type=positive, default=10_000, help="steps (default: 10000)")
     sub.add_argument("--episodes", type=positive, default=10, help="per evaluation (default: 10)")
-    sub.add_argument("--discount", type=float, nargs="+", default=[0.99], help="several make more agents (default: 0.99)")
+    sub.add_argument(
+        "--discount", type=float, nargs="+", default=[0.99], help="several make more agents (default: 0.99)"
+    )
     about = "per action dimension; several make more agents (default: -1)"
     sub.add_argument("--target-entropy", type=float, nargs="+", default=[-1.0], help=about)
     sub.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
@@ -140,10 +142,58 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub.add_argument("--episodes", type=positive, default=10, help="per member (default: 10)")
     sub.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
 
-    sub = verb("report", run_report, "the table and the page of the runs in a folder")
-    sub.add_argument("folder", help="a folder with runs in it")
+    sub = verb("score", run_score, "how much each sample of a pile is worth imitating, by files alone")
+    sub.add_argument("--expert", required=True, help="the expert's data: a file, a folder or minari:ID")
+    sub.add_argument("--supplementary", required=True, help="the other data")
+    sub.add_argument("--out", required=True, help="folder to write: scores and report.html")
+    sub.add_argument("--scorer", default="contrast", metavar="NAME", help="docs/sift.md has them (default: contrast)")
+    sub.add_argument("--members", type=positive, default=3, help="independent answers, for the spread (default: 3)")
+    sub.add_argument("--folds", type=positive, default=5, help="parts that are left out in turn (default: 5)")
+    sub.add_argument("--seed", type=int, default=0, help="default: 0")
+    sub.add_argument("--threshold", type=float, default=0.5, help="weight of a kept sample (default: 0.5)")
+    outside = ["check", "clip", "rescale"]
+    sub.add_argument("--actions", choices=outside, default=outside[0], help="what to do with those outside [-1, 1]")
 
-    sub = verb("bench", run_bench, "speed, as fractions of this machine's limit")
+    sub = verb("filter", run_filter, "the part of a dataset that its scores advise to keep")
+    sub.add_argument("data", help="what was scored: a file, a folder or minari:ID")
+    sub.add_argument("--scores", required=True, metavar="DIR", help="what score wrote")
+    sub.add_argument("--out", required=True, help="of the same format, or another by its prefix, such as minari:ID")
+    sub.add_argument("--threshold", type=float, help="keep rows that weigh this much (default: the scores' own)")
+    sub.add_argument("--top", type=float, metavar="SHARE", help="keep this share of the rows")
+    sub.add_argument("--episodes", type=float, metavar="N", help="keep the N best episodes; below 1, a share of them")
+    sub.add_argument("--filter-key", metavar="NAME", help="robomimic: write a copy with this filter key instead")
+    sub.add_argument("--weights", action="store_true", help="write kept episodes and a weight per frame instead")
+
+    sub = verb("export", run_export, "a policy as an ONNX file, checked against the original")
+    add_policy(sub)
+    sub.add_argument("--out", required=True, help="the file to write (.onnx)")
+    sub.add_argument("--data", nargs="+", help="files to check it on (default: those it was trained on)")
+
+    sub = verb("reproduce", run_reproduce, "the paper's tables and figures: run or continue a grid, then report")
+    presets = "noisy-expert, full-replay, gradient-penalty, coverage, sac-curves or all"
+    sub.add_argument("what", metavar="WHAT", help=presets)
+    sub.add_argument("--out", required=True, help="folder of the results; a grid found there is continued")
+    add_grid(sub)
+
+    sub = verb("theory", run_theory, "the paper's claims, each checked by computation; exits with 1 if one is refuted")
+    sub.add_argument("--out", required=True, help="folder to write: index.html, theory.json, figures/")
+    sub.add_argument("--seed", type=int, default=0, help="of the random instances (default: 0)")
+    sub.add_argument("--scale", type=float, default=1.0, help="times the usual number of instances (default: 1)")
+    sub.add_argument("--claims", nargs="+", metavar="NAME", default=[], help="only these (default: all)")
+    sub.add_argument("--processes", type=positive, default=2, help="to share the claims among (default: 2)")
+    sub.set_defaults(exit_code=lambda result: 1 if result["refuted"] else 0)
+
+    sub = verb("report", run_report, "the tables, figures and page of the results or runs in a folder")
+    sub.add_argument("folder", help="a folder with runs in it, or one that reproduce or score wrote")
+
+    sub = verb("bench", run_bench, "speed, as fractions of this machine's limit; or how good the scorers are")
+    what = ["speed", "scores", "scale"]
+    sub.add_argument("what", nargs="?", choices=what, default=what[0], help="default: speed")
+    sub.add_argument("--scorers", nargs="+", metavar="NAME", help="scores: default: all")
+    sub.add_argument("--envs", nargs="+", metavar="ENV", help="scores: default: all four")
+    sub.add_argument("--seeds", type=positive, default=3, help="scores: draws of each task (default: 3)")
+    sub.add_argument("--replay", metavar="DIR", help="scores: holds what collect wrote for each environment")
+    sub.add_argument("--rows", type=positive, nargs="+", help="scale: sizes of the pile (default: 100k, 1M, 20M)")
     sub.add_argument("--members", type=positive, nargs="+", default=[1, 5, 20], help="default: 1 5 20")
     sub.add_argument("--algorithms", nargs="+", help="default: all")
     sub.add_argument("--seconds", type=float, default=2.0, help="to measure each for (default: 2)")
@@ -154,13 +204,38 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 def add_policy(sub: Parser) -> None:
     sub.add_argument("policy", help="a run folder, a .safetensors file, or expert, medium or random with --env")
     sub.add_argument("--env", help="the environment (default: the one stored with the policy)")
-    sub.add_argument("--member", type=int, help="of a run folder (default: all, or the first to record)")
+    sub.add_argument("--member", type=int, help="of a run folder (default: all; the first to record or export)")
 
 
 def add_recipe(sub: Parser) -> None:
     sub.add_argument("--pool", type=positive, default=20, help="expert trajectories to draw from (default: 20)")
     sub.add_argument("--disjoint", action="store_true", help="draw without overlap, unlike the paper's code")
     sub.add_argument("--replay", help="for full-replay: a folder that collect wrote")
+
+
+def add_grid(sub: Parser) -> None:
+    sub.add_argument("--envs", nargs="+", help="default: hopper walker2d halfcheetah ant")
+    sub.add_argument("--seeds", type=positive, default=5, help="how many (default: 5)")
+    sub.add_argument("--seed", type=int, default=0, help="the first (default: 0)")
+    sub.add_argument("--iterations", type=positive, default=1_000_000, help="default: 1000000")
+    sub.add_argument("--evaluate-every", type=positive, help="iterations (default: 10000, at least four times)")
+    sub.add_argument("--episodes", type=positive, default=10, help="of each reported evaluation (default: 10)")
+    sub.add_argument("--early-episodes", type=positive, default=2, help="of each earlier one (default: 2)")
+    sub.add_argument("--methods", nargs="+", help="default: bc demodice dwbc nbcu wbcu, and oracle on noisy-expert")
+    sub.add_argument("--gradient-penalties", type=float, nargs="+", help="of demodice and wbcu (default: 0 1 10)")
+    about = "a setting of every algorithm that has it; ALGORITHM.NAME=VALUE: of one"
+    sub.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
+    sub.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="checkpoint and stop; the same command goes on"
+    )
+    sub.add_argument("--checkpoint-seconds", type=float, default=60.0, help="between checkpoints (default: 60)")
+    sub.add_argument("--engine", choices=["local", "ray"], default="local", help="default: local")
+    sub.add_argument("--address", help="of a Ray cluster (default: a cluster on this machine)")
+    sub.add_argument(
+        "--max-members", type=positive, help="of one program (default: all that share shapes; 60 on a GPU)"
+    )
+    sub.add_argument("--workers", type=positive, help="simulating processes (default: one per core)")
+    add_recipe(sub)
 
 
 def add_algorithms(train: Parser) -> None:
@@ -173,6 +248,8 @@ def add_algorithms(train: Parser) -> None:
         sub.add_argument("--task", help="train on a task, drawn anew for each seed")
         sub.add_argument("--expert", help="the expert's data (.hdf5, or minari:ID)")
         sub.add_argument("--supplementary", help="the other data")
+        if getattr(each, "takes_weights", False):
+            sub.add_argument("--scores", metavar="DIR", help="weights that score wrote, instead of a discriminator")
         sub.add_argument("--out", required=True, help="the run's folder")
         sub.add_argument("--seeds", type=positive, default=1, help="members per setting (default: 1)")
         sub.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
@@ -359,12 +436,20 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
 
     if options.task and (options.expert or options.supplementary):
         raise InputError("train: give --task, or --expert and --supplementary, not both")
+    scores = getattr(options, "scores", None)
+    if scores and not (options.expert and options.supplementary):
+        raise InputError("train: --scores: needs --expert and --supplementary, the files that were scored")
     if options.task:
         recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
         return [make_task(options.task, seed, **recipe) for seed in seeds]
     if not options.expert:
         raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
-    return [load(options.expert, options.supplementary, actions=options.actions)]
+    data = load(options.expert, options.supplementary, actions=options.actions)
+    if scores:
+        from demosift.sift.frozen import with_scores
+
+        data = with_scores(data, options.expert, options.supplementary, scores)
+    return [data]
 
 
 def run_evaluate(options: argparse.Namespace) -> Answer:
@@ -375,14 +460,101 @@ def run_evaluate(options: argparse.Namespace) -> Answer:
     return result.to_json(), str(result)
 
 
+def run_score(options: argparse.Namespace) -> Answer:
+    from demosift.sift.scoring import score
+
+    scored = score(
+        options.expert,
+        options.supplementary,
+        out=options.out,
+        scorer=options.scorer,
+        members=options.members,
+        folds=options.folds,
+        seed=options.seed,
+        threshold=options.threshold,
+        actions=options.actions,
+    )
+    written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
+    return {"out": options.out, **scored.summary}, f"{scored}\n{written}"
+
+
+def run_filter(options: argparse.Namespace) -> Answer:
+    from demosift.sift.filtering import filter_dataset
+
+    done = filter_dataset(
+        options.data,
+        options.scores,
+        options.out,
+        threshold=options.threshold,
+        top=options.top,
+        episodes=options.episodes,
+        filter_key=options.filter_key,
+        weights=options.weights,
+    )
+    return dataclasses.asdict(done), str(done)
+
+
+def run_export(options: argparse.Namespace) -> Answer:
+    from demosift.export import export_onnx
+
+    done = export_onnx(options.policy, options.out, env=options.env, member=options.member or 0, data=options.data)
+    return dataclasses.asdict(done), str(done)
+
+
+def run_reproduce(options: argparse.Namespace) -> Answer:
+    from demosift.environments import SHORT_NAMES
+    from demosift.experiments.presets import PENALTIES, Request, default_schedule, parse_settings
+    from demosift.experiments.reproduce import reproduce
+
+    request = Request(
+        envs=tuple(options.envs or SHORT_NAMES),
+        seeds=tuple(range(options.seed, options.seed + options.seeds)),
+        iterations=options.iterations,
+        schedule=default_schedule(options.iterations, options.evaluate_every, options.episodes, options.early_episodes),
+        methods=tuple(options.methods) if options.methods else None,
+        penalties=tuple(options.gradient_penalties or PENALTIES),
+        settings=parse_settings(options.set),
+        pool=options.pool,
+        disjoint=options.disjoint,
+        replay=options.replay,
+    )
+    return reproduce(
+        options.what,
+        options.out,
+        request,
+        engine=options.engine,
+        address=options.address,
+        time_limit=options.time_limit,
+        max_members=options.max_members,
+        num_workers=options.workers,
+        checkpoint_seconds=options.checkpoint_seconds,
+    )
+
+
+def run_theory(options: argparse.Namespace) -> Answer:
+    from demosift.tabular.lab import Lab, write_theory
+
+    lab = Lab(options.seed, options.scale, tuple(options.claims), options.processes)
+    return write_theory(options.out, lab)
+
+
 def run_report(options: argparse.Namespace) -> Answer:
     from demosift.report.page import write_report
+    from demosift.report.sift_page import is_scores_folder, write_sift_page
 
-    page = write_report(options.folder)
+    page = (write_sift_page if is_scores_folder(options.folder) else write_report)(options.folder)
     return {"page": str(page)}, str(page)
 
 
 def run_bench(options: argparse.Namespace) -> Answer:
+    if options.what == "scores":
+        from demosift.bench_scores import bench_scores
+
+        return bench_scores(options.scorers, options.envs, options.seeds, options.replay)
+    if options.what == "scale":
+        from demosift.bench_scale import bench_scale
+
+        return bench_scale(options.rows)
     from demosift.bench import bench
 
     return bench(options.algorithms, options.members, seconds=options.seconds, collect=options.collect)

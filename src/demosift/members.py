@@ -31,6 +31,7 @@ class TrainingData(NamedTuple):
     num_rows: Int[Any, ""]
     starts: Int[Any, "starts"]  # rows that begin an episode
     num_starts: Int[Any, ""]
+    weight: Float[Any, "rows"] | None = None
 
     def draw(self, key: PRNGKeyArray, batch_size: int) -> "Draw":
         """Rows of each set, uniformly with replacement."""
@@ -56,6 +57,7 @@ class TrainingData(NamedTuple):
             supplementary=rows(draw.supplementary),
             initial=rows(self.starts[draw.initial]),
             uniform=draw.uniform,
+            weight=None if self.weight is None else self.weight[draw.union],
         )
 
 
@@ -96,6 +98,7 @@ def load_data(source: Demonstrations, normaliser: Normaliser, num_rows: int, num
         num_rows=np.int32(len(union.reward)),
         starts=pad(starts, num_starts),
         num_starts=np.int32(len(starts)),
+        weight=None if source.weight is None else pad(source.weight.astype(np.float32), num_rows),
     )
 
 

@@ -83,6 +83,7 @@ def fit(
         "algorithm": settings[0].name,
         "members": [{**describe(setting), "seed": seed} for setting in settings for seed in seeds],
         "data": [describe_data(source) for source in sources],
+        "sources": [[part.source for part in (s.expert, s.supplementary) if part is not None] for s in sources],
         "normalise": normalise,
         "iterations": iterations,
         "log_every": log_every,
@@ -176,6 +177,7 @@ def check_request(
     for source in sources:
         if source.supplementary is not None:
             check_pair(source.expert, source.supplementary)
+    check_weights(settings[0], sources)
     sizes = {(source.expert.obs_dim, source.expert.action_dim, source.expert.discrete) for source in sources}
     if len(sizes) > 1:
         raise InputError(f"fit: the datasets differ in observation or action size: {sorted(sizes)}")
@@ -185,6 +187,20 @@ def check_request(
                 raise InputError(
                     f"{settings[0].name}: needs a supplementary dataset beside {source.expert.source}; bc does not"
                 )
+
+
+def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None:
+    given = [source.weight for source in sources if source.weight is not None]
+    if not given:
+        return
+    if not getattr(setting, "takes_weights", False):
+        raise InputError(f"{setting.name}: finds its own weights; those given with the data are for wbcu-two-stage")
+    if len(given) < len(sources):
+        raise InputError("fit: some of the datasets come with weights and some do not")
+    for source, weight in zip(sources, given, strict=True):
+        rows = len(source.expert) + len(source.supplementary or ())
+        if weight.shape != (rows,) or not np.isfinite(weight).all() or (weight < 0).any() or not (weight > 0).any():
+            raise InputError(f"fit: the weights must be {rows} finite numbers, none negative and not all zero")
 
 
 def with_bounds_of(source: Demonstrations, environment: EnvironmentSpec | None) -> EnvironmentSpec | None:
@@ -227,6 +243,8 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
     """How much each row of the union is worth imitating, by each member's networks at the end of the run."""
     if run.state is None:
         raise InputError("weigh: the run has no checkpoint, so its discriminator is gone")
+    if any("weight_sha256" in source for source in run.config["data"]):
+        raise InputError("weigh: the run was trained on given weights; its discriminator never was")
     members = [dict(member) for member in run.members]
     seeds = [member.pop("seed") for member in members]
     classes = {REGISTRY[member.pop("algorithm")] for member in members}
@@ -273,8 +291,10 @@ def describe_data(source: Demonstrations) -> Row:
     for array in source.union:
         sha.update(np.ascontiguousarray(array).tobytes())
     parts = {"expert": source.expert, "supplementary": source.supplementary}
+    given = {} if source.weight is None else {"weight_sha256": hashlib.sha256(source.weight.tobytes()).hexdigest()}
     return {
         "sha256": sha.hexdigest(),
+        **given,
         **{
             name: {"rows": len(part), "episodes": part.num_episodes} for name, part in parts.items() if part is not None
         },

@@ -118,11 +118,12 @@ class Dataset:
 @dataclass(frozen=True)
 class Demonstrations:
     """The expert set, the supplementary set (None for plain BC), and through `union` their concatenation, expert
-    first.
+    first. `weight` is how much each row of the union is worth imitating, where that was settled before training.
     """
 
     expert: Dataset
     supplementary: Dataset | None = None
+    weight: Float[np.ndarray, "rows"] | None = None
 
     @property
     def union(self) -> Transitions:

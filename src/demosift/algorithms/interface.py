@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     supplementary: Transitions
     initial: Transitions  # rows that start an episode
     uniform: Float[Array, "2 rows 1"]  # two numbers in [0, 1) for each row, for whatever needs chance
+    weight: Float[Array, "rows"] | None = None  # of the union's rows, where scores were given with the data
 
 
 class Algorithm(Protocol):

@@ -4,6 +4,9 @@ The same losses and weights as `wbcu` (its docstring has the equations) on anoth
 takes the first `discriminator_iterations`, then stays as it is. A sample's weight is computed when the sample is
 drawn: the discriminator no longer moves, so these are the numbers that weighing all samples once would give. A policy
 iteration costs a quarter of a joint one.
+
+Where the data come with weights (`demosift score`, then `--scores`), they take the discriminator's place: every
+iteration is one of the policy, and the discriminator stays as it was made.
 """
 
 from typing import ClassVar, Literal
@@ -27,6 +30,7 @@ class WBCUTwoStage:
     name: ClassVar[str] = "wbcu-two-stage"
     needs_supplementary: ClassVar[bool] = True
     mean_limit: ClassVar[float] = 7.0
+    takes_weights: ClassVar[bool] = True
 
     gradient_penalty: float = 1.0
     threshold: float = 0.0
@@ -59,14 +63,19 @@ class WBCUTwoStage:
             return State(state.policy, discriminator), as_float32(metrics)
 
         def policy_step(state: State) -> tuple[State, Metrics]:
-            weight = self.weigh(state, batch.union)
+            weight = self.weigh(state, batch.union) if batch.weight is None else self.kept(batch.weight)
             policy, loss = clone(state.policy, batch.union, weight, self.learning_rate)
             unknown = {"discriminator_loss": jnp.nan, "discriminator_accuracy": jnp.nan}
             return State(policy, state.discriminator), as_float32(
                 {"policy_loss": loss, **unknown, **weight_metrics(weight)}
             )
 
+        if batch.weight is not None:
+            return policy_step(state)
         return jax.lax.cond(iteration < self.discriminator_iterations, discriminator_step, policy_step, state)
+
+    def kept(self, weight: Float[Array, "rows"]) -> Float[Array, "rows"]:
+        return jnp.where(weight >= self.threshold, weight, 0.0)
 
     def policy(self, state: State) -> Policy:
         return state.policy.params

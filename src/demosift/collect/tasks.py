@@ -49,10 +49,11 @@ class Sources:
     pool: int = 20
     replay_folder: Path | None = None
     disjoint: bool = False
+    recorded: Dataset | None = None  # the expert's pool, where it was kept: another machine's may differ in a bit
 
     @cached_property
     def expert_pool(self) -> Dataset:
-        return _shipped_pool(self.env, "expert", self.pool)
+        return self.recorded or _shipped_pool(self.env, "expert", self.pool)
 
     @cached_property
     def medium_pool(self) -> Dataset:
@@ -83,6 +84,7 @@ class Sources:
         whole = _concatenate(parts)
         return whole.take(slice(whole.episode_ends[np.searchsorted(whole.episode_ends, num_rows)]))
 
+    @cached_property
     def replay(self) -> tuple[Dataset, Dataset]:
         """The pool of the collecting agent's own expert, and its replay, of a folder that `demosift collect` wrote."""
         command = f"demosift collect {self.env} --out {self.replay_folder or 'DIR'}"
@@ -102,7 +104,7 @@ class Sources:
             raise InputError(
                 f"{replay.source}: has {longest} rows without an episode's end; {spec.id} ends before that"
             )
-        return _record_pool(policy, spec, self.env, range(self.pool)), replay
+        return self.recorded or _record_pool(policy, spec, self.env, range(self.pool)), replay
 
 
 Recipe = Callable[[Sources, np.random.Generator], Mixture]
@@ -119,7 +121,7 @@ def noisy_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
 
 def full_replay(sources: Sources, rng: np.random.Generator) -> Mixture:
     """The paper's: 1 expert trajectory, and the first million rows of the agent's replay in stored order."""
-    pool, replay = sources.replay()
+    pool, replay = sources.replay
     (expert,) = sources.draw(pool, rng, {"expert": 1})
     return Mixture(expert, (Part("replay", _first_rows(replay, REPLAY_ROWS)),))
 
@@ -158,11 +160,16 @@ def make_task(
             f"unknown task {task!r}: tasks are ENV/RECIPE, ENV one of {', '.join(environments.SHORT_NAMES)}, "
             f"RECIPE one of {', '.join(RECIPES)}"
         )
+    return draw_task(Sources(env, pool, None if replay is None else Path(replay), disjoint), recipe, seed)
+
+
+def draw_task(sources: Sources, recipe: str, seed: int) -> Demonstrations:
+    """The same, from sources at hand: the seeds of a grid share their recordings."""
     if seed < 0:
         raise InputError(f"seed {seed}: a seed must not be negative")
-    sources = Sources(env, pool, None if replay is None else Path(replay), disjoint)
+    task = f"{sources.env}/{recipe}"
     mixture = RECIPES[recipe](sources, np.random.default_rng(seed))
-    attributes = {"task": task, "seed": seed, "pool": pool, "disjoint": disjoint}
+    attributes = {"task": task, "seed": seed, "pool": sources.pool, "disjoint": sources.disjoint}
     return Demonstrations(
         _assemble((mixture.expert,), attributes, f"{task} expert"),
         _assemble(mixture.supplementary, attributes, f"{task} supplementary"),

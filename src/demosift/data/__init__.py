@@ -1,33 +1,35 @@
 """Reading, checking and writing files; the normaliser that travels with the policy.
 
-A format is one module with a reader that fills a `Recording` and a writer, and one line in `FORMATS`.
+`formats.FORMATS` lists what is read and written; `rows` reads what does not fit in memory.
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
-from demosift.data import hdf5, minari
-from demosift.data.actions import ActionMode, Bounds, count_actions
+from demosift.data.actions import ActionMode, shared_action_space
 from demosift.data.atomic import atomic_folder, atomic_write, write_json
-from demosift.data.checks import check_pair
+from demosift.data.checks import check_memory, check_pair, check_same_keys
+from demosift.data.formats import FORMATS, Source, digest_source, format_of, parts_of
 from demosift.data.hdf5 import read_hdf5, write_hdf5
 from demosift.data.minari import read_minari, write_minari
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
-from demosift.data.recording import Recording, assemble, check_recording
+from demosift.data.recording import Recording, assemble, check_recording, join_recordings
+from demosift.data.rows import RowSource, open_pair, open_rows
 from demosift.types import Dataset, Demonstrations, InputError
 
 __all__ = [
     "ActionMode",
     "NormaliseOver",
     "Normaliser",
+    "RowSource",
     "atomic_folder",
     "atomic_write",
     "check_pair",
+    "digest_source",
     "fit_normaliser",
     "format_of",
     "load",
+    "open_pair",
+    "open_rows",
     "read_dataset",
     "read_hdf5",
     "read_minari",
@@ -37,38 +39,9 @@ __all__ = [
     "write_minari",
 ]
 
-Source = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Format:
-    name: str
-    reads: Callable[[Source], bool]  # is this source, which may not exist, of this format?
-    writes: Callable[[Source], bool]
-    record: Callable[[Source], Recording]
-    write: Callable[[Dataset, Source], None]
-
-
-def _has_hdf5_suffix(source: Source) -> bool:
-    return Path(source).suffix.lower() in hdf5.SUFFIXES
-
-
-FORMATS = (
-    Format("minari", minari.is_minari, minari.is_minari, minari.record_minari, write_minari),
-    # Last, and for every file: it is the one that can say what a file that is no data is.
-    Format("hdf5", lambda source: not Path(source).is_dir(), _has_hdf5_suffix, hdf5.record_hdf5, write_hdf5),
-)
-
-
-def format_of(source: Source) -> Format:
-    for candidate in FORMATS:
-        if candidate.reads(source):
-            return candidate
-    raise InputError(f"{os.fspath(source)}: a folder that holds no Minari dataset (data/metadata.json)")
-
 
 def read_dataset(source: Source, actions: ActionMode = "check", max_episode_steps: int | None = None) -> Dataset:
-    """Reads a `.hdf5` or `.h5` file in the D4RL layout, `minari:ID`, or the folder of a Minari dataset.
+    """Reads an HDF5 file (D4RL's layout or robomimic's), `minari:ID`, or a folder (Minari, LeRobot, `.npz` episodes).
 
     `actions` says what to do with actions outside their bounds: refuse them ("check"), "clip" them, or "rescale" to the
     data's own range. `max_episode_steps` cuts longer episodes, for files that mark no time limits.
@@ -77,13 +50,16 @@ def read_dataset(source: Source, actions: ActionMode = "check", max_episode_step
 
 
 def write_dataset(dataset: Dataset, target: Source) -> None:
-    """Writes a `.hdf5` or `.h5` file, or `minari:ID` (`minari:./folder` for a place of your own)."""
+    """Writes a `.hdf5` or `.h5` file; `robomimic:FILE`, `lerobot:FOLDER`, `npz:FOLDER`; or `minari:ID`."""
     if len(dataset) == 0:
         raise InputError(f"{os.fspath(target)}: nothing to write: the set is empty")
     for candidate in FORMATS:
-        if candidate.writes(target):
-            return candidate.write(dataset, target)
-    raise InputError(f"{os.fspath(target)}: unknown format; name a .hdf5 file or minari:ID")
+        if candidate.writes(os.fspath(target)):
+            return candidate.write(dataset, os.fspath(target))
+    raise InputError(
+        f"{os.fspath(target)}: unknown format; name a .hdf5 file, "
+        "robomimic:FILE, lerobot:FOLDER, npz:FOLDER or minari:ID"
+    )
 
 
 def load(
@@ -99,8 +75,9 @@ def load(
     """
     if supplementary is None:
         return Demonstrations(read_dataset(expert, actions, max_episode_steps))
-    recordings = _record(expert, actions), _record(supplementary, actions)
-    bounds, num_actions = _shared_action_space(*recordings, actions)
+    recordings = a, b = _record(expert, actions), _record(supplementary, actions)
+    check_same_keys(a.source, a.obs_keys, b.source, b.obs_keys)
+    bounds, num_actions = shared_action_space(a, b, actions)
     first, second = (assemble(r, actions, max_episode_steps, bounds, num_actions) for r in recordings)
     check_pair(first, second)
     return Demonstrations(first, second)
@@ -109,20 +86,10 @@ def load(
 def _record(source: Source, actions: ActionMode) -> Recording:
     if actions not in ("check", "clip", "rescale"):
         raise InputError(f"actions: {actions!r} is unknown; choose check, clip or rescale")
-    return check_recording(format_of(source).record(source))
-
-
-def _shared_action_space(a: Recording, b: Recording, actions: ActionMode) -> tuple[Bounds | None, int | None]:
-    """The bounds or the number of actions of both files; nothing where they differ in kind, which is checked later."""
-    if a.discrete and b.discrete:
-        stated = {r.num_actions for r in (a, b) if r.num_actions is not None}
-        if len(stated) == 2:
-            return None, None
-        return None, max(stated) if stated else max(count_actions(a.actions), count_actions(b.actions))
-    if a.discrete or b.discrete or a.actions.shape[1] != b.actions.shape[1]:
-        return None, None
-    if actions == "rescale":
-        return Bounds.of_data(a.actions, b.actions), None
-    if a.bounds is not None and b.bounds is not None and not a.bounds.close_to(b.bounds):
-        raise InputError(f"{b.source}: actions: bounds differ from those of {a.source}; use files of one environment")
-    return a.bounds or b.bounds, None
+    parts, num_bytes = [], 0
+    for read in parts_of(source):
+        part = check_recording(read())
+        num_bytes += 2 * part.observations.nbytes + part.actions.nbytes
+        check_memory(os.fspath(source), num_bytes)
+        parts.append(part)
+    return join_recordings(os.fspath(source), parts)

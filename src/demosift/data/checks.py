@@ -6,16 +6,16 @@ machine can hold is refused before its content is read.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
 from jaxtyping import Bool, Float32, Shaped
 
-from demosift.types import Dataset, InputError
+from demosift.types import InputError
 
 _SIGNATURES = (
     (b"\x80\x02", "a pickle"),
@@ -99,14 +99,15 @@ def check_numeric(source: str, key: str, dtype: np.dtype) -> None:
         raise InputError(f"{source}: {key}: holds {dtype}, not numbers")
 
 
-def check_finite(source: str, key: str, array: Shaped[np.ndarray, "rows *columns"]) -> None:
+def check_finite(source: str, key: str, array: Shaped[np.ndarray, "rows *columns"], first: int = 0) -> None:
+    """`first` is the file's number of the array's first row, here and below: files are also read block by block."""
     finite = np.isfinite(array)
     if not finite.all():
         where = np.argwhere(~finite)[0]
-        raise InputError(f"{source}: {key}: {position(where)}: {array[tuple(where)]} is not a finite number")
+        raise InputError(f"{source}: {key}: {position(where, first)}: {array[tuple(where)]} is not a finite number")
 
 
-def as_matrix(source: str, key: str, array: np.ndarray) -> Float32[np.ndarray, "rows columns"]:
+def as_matrix(source: str, key: str, array: np.ndarray, first: int = 0) -> Float32[np.ndarray, "rows columns"]:
     check_numeric(source, key, array.dtype)
     if array.ndim != 2:
         raise InputError(f"{source}: {key}: has shape {array.shape}, needs two axes (rows, columns)")
@@ -114,11 +115,11 @@ def as_matrix(source: str, key: str, array: np.ndarray) -> Float32[np.ndarray, "
         raise InputError(f"{source}: {key}: has no columns")
     with np.errstate(over="ignore"):  # too large for float32 is reported as infinite, with its row
         array = np.ascontiguousarray(array, dtype=np.float32)
-    check_finite(source, key, array)
+    check_finite(source, key, array, first)
     return array
 
 
-def as_vector(source: str, key: str, array: np.ndarray) -> Shaped[np.ndarray, "rows"]:
+def as_vector(source: str, key: str, array: np.ndarray, first: int = 0) -> Shaped[np.ndarray, "rows"]:
     """One number per row. A single column is accepted too, as some replay buffers write it."""
     check_numeric(source, key, array.dtype)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -126,21 +127,21 @@ def as_vector(source: str, key: str, array: np.ndarray) -> Shaped[np.ndarray, "r
     if array.ndim != 1:
         raise InputError(f"{source}: {key}: has shape {array.shape}, needs one number per row")
     if array.dtype.kind == "f":
-        check_finite(source, key, array)
+        check_finite(source, key, array, first)
     return array
 
 
-def as_flags(source: str, key: str, array: np.ndarray) -> Bool[np.ndarray, "rows"]:
-    array = as_vector(source, key, array)
+def as_flags(source: str, key: str, array: np.ndarray, first: int = 0) -> Bool[np.ndarray, "rows"]:
+    array = as_vector(source, key, array, first)
     flags = array.astype(bool)
     wrong = array != flags
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(f"{source}: {key}: row {row}: {array[row]} is neither 0 nor 1")
+        raise InputError(f"{source}: {key}: row {first + row}: {array[row]} is neither 0 nor 1")
     return flags
 
 
-def check_lengths(source: str, arrays: Mapping[str, np.ndarray | None]) -> None:
+def check_lengths(source: str, arrays: Mapping[str, Sized | None]) -> None:
     """All keys have one entry per transition, and there is at least one."""
     lengths = {key: len(array) for key, array in arrays.items() if array is not None}
     first, rows = next(iter(lengths.items()))
@@ -151,7 +152,27 @@ def check_lengths(source: str, arrays: Mapping[str, np.ndarray | None]) -> None:
         raise InputError(f"{source}: {first}: the set is empty")
 
 
-def check_pair(expert: Dataset, supplementary: Dataset) -> None:
+def check_columns(source: str, observations: np.ndarray, following: np.ndarray) -> None:
+    if following.shape[1] != observations.shape[1]:
+        raise InputError(
+            f"{source}: next_observations: has {following.shape[1]} columns, observations has {observations.shape[1]}"
+        )
+
+
+class Described(Protocol):
+    """A dataset, or rows that are still in a file."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def obs_dim(self) -> int: ...
+    @property
+    def action_dim(self) -> int: ...
+    @property
+    def discrete(self) -> bool: ...
+
+
+def check_pair(expert: Described, supplementary: Described) -> None:
     """An expert and a supplementary set must speak of the same observations and actions."""
 
     def disagree(what: str, of_expert: Any, of_supplementary: Any) -> InputError:
@@ -159,7 +180,7 @@ def check_pair(expert: Dataset, supplementary: Dataset) -> None:
             f"{supplementary.source}: {what}: {of_supplementary}, but {of_expert} in the expert set {expert.source}"
         )
 
-    def kind(dataset: Dataset) -> str:
+    def kind(dataset: Described) -> str:
         return "discrete" if dataset.discrete else "continuous"
 
     if expert.obs_dim != supplementary.obs_dim:
@@ -171,8 +192,22 @@ def check_pair(expert: Dataset, supplementary: Dataset) -> None:
         raise disagree(what, expert.action_dim, supplementary.action_dim)
 
 
-def position(where: np.ndarray) -> str:
-    return ", ".join(f"{axis} {index}" for axis, index in zip(("row", "column"), where, strict=False))
+def check_same_keys(
+    expert: str, of_expert: Mapping[str, int] | None, supplementary: str, of_supplementary: Mapping[str, int] | None
+) -> None:
+    """Observations that were joined of several keys must be joined of the same: equal widths alone say nothing."""
+
+    def bare(keys: Mapping[str, int]) -> list[tuple[str, int]]:
+        return [(name.removeprefix("observation."), width) for name, width in keys.items()]
+
+    if of_expert and of_supplementary and bare(of_expert) != bare(of_supplementary):
+        names = (", ".join(keys) for keys in (of_supplementary, of_expert))
+        raise InputError("{}: observations: joined of {}, but of {} in {}".format(supplementary, *names, expert))
+
+
+def position(where: np.ndarray, first: int = 0) -> str:
+    row, *column = where
+    return ", ".join([f"row {first + row}", *(f"column {index}" for index in column)])
 
 
 def one_line(error: BaseException) -> str:

@@ -23,7 +23,7 @@ SUFFIXES = (".hdf5", ".h5")
 
 _REQUIRED = ("observations", "actions", "terminals")
 _OPTIONAL = ("rewards", "next_observations", "timeouts")
-_ORIGIN = "infos/origin"
+ORIGIN = "infos/origin"
 
 
 def read_hdf5(
@@ -36,27 +36,32 @@ def read_hdf5(
 def record_hdf5(path: str | os.PathLike[str]) -> Recording:
     path = Path(path)
     with open_hdf5(path) as file:
-        found = {key: find_hdf5(file, key) for key in (*_REQUIRED, *_OPTIONAL, _ORIGIN)}
-        present = {key: dataset for key, dataset in found.items() if dataset is not None}
-        for key in _REQUIRED:
-            if key not in present:
-                raise InputError(f"{path}: {key}: the file has no such key")
+        present = find_arrays(file)
         check_memory(str(path), sum(dataset.nbytes for dataset in present.values()))
-        arrays: dict[str, Any] = {key: _read(dataset) for key, dataset in present.items()}
-        code = arrays.pop(_ORIGIN, None)
-        origin = None if code is None else Origin(code, _read_names(path, present[_ORIGIN]))
-        return Recording(source=str(path), origin=origin, **arrays, **_read_attributes(path, dict(file.attrs)))
+        arrays: dict[str, Any] = {key: read_rows(dataset) for key, dataset in present.items()}
+        code = arrays.pop(ORIGIN, None)
+        origin = None if code is None else Origin(code, read_names(path, present[ORIGIN]))
+        return Recording(source=str(path), origin=origin, **arrays, **read_attributes(path, dict(file.attrs)))
 
 
-def _read(dataset: h5py.Dataset) -> np.ndarray:
+def find_arrays(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """The arrays the file holds, by key; the required ones are among them."""
+    found = {key: find_hdf5(file, key) for key in (*_REQUIRED, *_OPTIONAL, ORIGIN)}
+    for key in _REQUIRED:
+        if found[key] is None:
+            raise InputError(f"{file.filename}: {key}: the file has no such key")
+    return {key: dataset for key, dataset in found.items() if dataset is not None}
+
+
+def read_rows(dataset: h5py.Dataset, rows: Any = ()) -> np.ndarray:
     # HDF5 narrows piece by piece while reading: five times faster than reading doubles and converting them.
-    return np.asarray(dataset.astype(np.float32)[()] if dataset.dtype == np.float64 else dataset[()])
+    return np.asarray(dataset.astype(np.float32)[rows] if dataset.dtype == np.float64 else dataset[rows])
 
 
-def _read_names(path: Path, dataset: h5py.Dataset) -> tuple[str, ...]:
+def read_names(path: Path, dataset: h5py.Dataset) -> tuple[str, ...]:
     names: Any = dataset.attrs.get("names")
     if names is None or isinstance(names, h5py.Empty):
-        raise InputError(f"{path}: {_ORIGIN}: has no attribute names to say what its codes mean")
+        raise InputError(f"{path}: {ORIGIN}: has no attribute names to say what its codes mean")
     return tuple(_text(name) for name in np.atleast_1d(names))
 
 
@@ -64,7 +69,7 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _read_attributes(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
+def read_attributes(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The file's own attributes. A plain D4RL file has none of them."""
 
     def parse(name: str) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def write_hdf5(dataset: Dataset, path: str | os.PathLike[str]) -> None:
         for key, array in arrays.items():
             file.create_dataset(key, data=array, track_times=False)
         if dataset.origin is not None:
-            stored = file.create_dataset(_ORIGIN, data=dataset.origin.code.astype(np.int8), track_times=False)
+            stored = file.create_dataset(ORIGIN, data=dataset.origin.code.astype(np.int8), track_times=False)
             stored.attrs["names"] = list(dataset.origin.names)
         for name, value in sorted(attributes.items()):
             file.attrs[name] = value

@@ -53,6 +53,13 @@ def is_minari(source: str | os.PathLike[str]) -> bool:
     return os.fspath(source).startswith(PREFIX) or Path(source, "data", "metadata.json").is_file()
 
 
+def minari_files(source: str | os.PathLike[str]) -> list[Path]:
+    data = locate(source)[0] / "data"
+    if not data.is_dir():
+        raise InputError(f"{os.fspath(source)}: no Minari dataset at {data.parent}")
+    return sorted(path for path in data.rglob("*") if path.is_file())
+
+
 def read_minari(
     source: str | os.PathLike[str], actions: ActionMode = "check", max_episode_steps: int | None = None
 ) -> Dataset:

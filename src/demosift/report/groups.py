@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from demosift.report.results import Member, Results, is_number, label
+from demosift.report.results import Member, Results, Run, is_number, label
 
 LAST_EVALUATIONS = 10  # the paper's number is the mean of the last ten evaluations
 
@@ -31,6 +31,7 @@ METHODS: Mapping[str, Method] = {
     "wbcu-two-stage": Method("Two-stage WBCU", "clones the union, weighted by a discriminator trained first", 3),
     "demodice": Method("DemoDICE", "clones the union, weighted by a learned advantage", 4),
     "dwbc": Method("DWBC", "clones with the discriminator's output as the weight", 5),
+    "oracle": Method("Oracle", "clones all truly clean samples: the ceiling, not a contender", 6),
 }
 COLOURS = 8
 
@@ -74,7 +75,10 @@ class Series:
 
     def final(self, scale: Scale, last: int = LAST_EVALUATIONS) -> Float[np.ndarray, "seeds"]:
         """The number reported of each seed: the mean of its last evaluations, never its best."""
-        return self.measured(scale)[:, -num_averaged(self.returns.shape[1], last) :].mean(axis=1)
+        return self.measured(scale)[:, -self.num_averaged(last) :].mean(axis=1)
+
+    def num_averaged(self, last: int = LAST_EVALUATIONS) -> int:
+        return num_averaged(self.returns.shape[1], last)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ class Panel:
     name: str
     scale: Scale
     series: tuple[Series, ...]
+    task: str | None = None  # ENV/RECIPE
+
+    @property
+    def recipe(self) -> str | None:
+        return self.task.partition("/")[2] if self.task else None
 
 
 def num_averaged(evaluations: int, last: int = LAST_EVALUATIONS) -> int:
@@ -93,16 +102,20 @@ def num_averaged(evaluations: int, last: int = LAST_EVALUATIONS) -> int:
 
 def group(results: Results) -> tuple[list[Panel], list[str]]:
     """The panels, and a line for every member that was left out because it repeats another."""
+    return group_runs(results.every_run)
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[list[Panel], list[str]]:
     members: dict[str, dict[str, list[Member]]] = {}
     identities: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    names: dict[str, str] = {}
+    names: dict[str, tuple[str, str | None]] = {}
     seen: dict[str, str] = {}
     repeats = []
-    for run in results.runs:
+    for run in runs:
         if not run.evaluated:
             continue
         panel = canonical([environment_of(run.config), run.config.get("task")])
-        names[panel] = panel_name(run.config)
+        names[panel] = (panel_name(run.config), run.config.get("task"))
         for index, member in enumerate(run.members):
             identity = identify(run.config, member)
             key = canonical([panel, identity])
@@ -118,7 +131,8 @@ def group(results: Results) -> tuple[list[Panel], list[str]]:
     for panel, keys in members.items():
         series = [Series(*identities[key], tuple(of_key)) for key, of_key in keys.items()]
         scale: Scale = "return" if any(one.scores is None for one in series) else "score"
-        panels.append(Panel(names[panel], scale, tuple(tell_apart(series))))
+        name, task = names[panel]
+        panels.append(Panel(name, scale, tuple(tell_apart(series)), task))
     return sorted(panels, key=lambda panel: panel.name), repeats
 
 

@@ -10,6 +10,7 @@ from demosift.report.groups import LAST_EVALUATIONS, Panel, Scale
 from demosift.report.statistics import Scores
 from demosift.report.table import BOOTSTRAP_SEED
 
+ORACLE = "oracle"
 FEW_SEEDS = 5  # below this, bootstrap intervals are markedly too narrow
 
 
@@ -33,20 +34,36 @@ class Contender:
 
 
 def contenders(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> list[Contender]:
-    """Methods that every panel has, best first. Returns of different environments have no common mean: scores only."""
+    """Methods that every panel has, best first. Returns of different environments have no common mean: scores only.
+
+    The oracle knows what no method may know, so it is no contender.
+    """
     scale = panels[0].scale
     if len(panels) > 1 and any(panel.scale == "return" for panel in panels):
         return []
-    finals = [{series.title: series.final(scale, last) for series in panel.series} for panel in panels]
+    finals = [
+        {series.title: series.final(scale, last) for series in panel.series if series.method != ORACLE}
+        for panel in panels
+    ]
     shared = [title for title in finals[0] if all(title in final for final in finals)]
     found = [Contender(title, tuple(final[title] for final in finals)) for title in shared]
     return sorted(found, key=lambda contender: -contender.mean)
 
 
 def headline(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> tuple[str, str]:
-    """The result in one sentence, and how sure it is in another."""
+    """The result in one sentence, and how sure it is in another; where tasks differ in kind, so for each kind."""
     if not panels:
         return "No result could be read.", "The files that could not be used are named below."
+    kinds = list(dict.fromkeys(panel.recipe for panel in panels))
+    if len(kinds) == 1:
+        return sentences(panels, last)
+    parts = [(kind, *sentences([panel for panel in panels if panel.recipe == kind], last)) for kind in kinds]
+    said = [(f"On {kind}: " if kind else "") + first for kind, first, _ in parts]
+    sure = [(f"On {kind}: " if kind else "") + second for kind, _, second in parts if second]
+    return " ".join(said), " ".join(sure)
+
+
+def sentences(panels: Sequence[Panel], last: int) -> tuple[str, str]:
     ranked, scale = contenders(panels, last), panels[0].scale
     if not ranked:
         return f"{numbers.count_of(len(panels), 'environment')}, no method on all of them with a score.", ""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -14,9 +15,12 @@ from demosift.data.atomic import atomic_write
 from demosift.report import numbers, statistics
 from demosift.report.chart import padded, percent, render
 from demosift.report.curves import diagnostics, learning_curves, origin_style, style_of, weight_chart
+from demosift.report.folder import is_grid_folder, read_folder
+from demosift.report.grid import chosen_tables, read_grids, write_grid_files
 from demosift.report.groups import LAST_EVALUATIONS, METHODS, Panel, Series, colours, group, printable
 from demosift.report.headline import headline
-from demosift.report.results import Results, Run, label, read_results
+from demosift.report.paper_section import paper_section
+from demosift.report.results import Results, Run, label
 from demosift.report.table import BEST_NOTE, BOOTSTRAP_SEED, TableRow, explain, span, tabulate
 
 UNREAD_NAMED = 20
@@ -38,8 +42,15 @@ stratified percentile bootstrap: {statistics.RESAMPLES:,} resamples from a gener
 
 
 def write_report(folder: str | os.PathLike[str], last: int = LAST_EVALUATIONS) -> Path:
-    """Write `report.html` into the folder, from every run below it. `last`: the most evaluations to average."""
-    page = render_page(read_results(folder), last)
+    """Write `report.html` into the folder, from every run and cell below it, and of a grid its tables and figures.
+
+    `last`: the most evaluations that the page averages; the paper's tables average ten.
+    """
+    results = read_folder(folder)
+    if is_grid_folder(Path(folder)):
+        _, problems = write_grid_files(Path(folder), results)
+        results = replace(results, problems=(*results.problems, *problems))
+    page = render_page(results, last)
     path = Path(folder) / "report.html"
     with atomic_write(path) as temporary:
         # JSON may hold half of a surrogate pair, which no encoding takes.
@@ -50,28 +61,36 @@ def write_report(folder: str | os.PathLike[str], last: int = LAST_EVALUATIONS) -
 def render_page(results: Results, last: int = LAST_EVALUATIONS) -> str:
     panels, repeats = group(results)
     of_method = colours(panels)
+    grids = read_grids(results)
     sentence, sureness = headline(panels, last)
-    script = resources.files("demosift.report").joinpath("page.js").read_text(encoding="utf-8")
-    style = resources.files("demosift.report").joinpath("page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Should anything from a file ever reach the page unescaped, the browser still runs this script and no other.
-    sources = {"default": "'none'", "style": "'unsafe-inline'", "script": f"'sha256-{digest}'"}
-    policy = (
-        "; ".join(f"{kind}-src {source}" for kind, source in sources.items()) + "; base-uri 'none'; form-action 'none'"
-    )
     title = " · ".join(["demosift", *(panel.name for panel in panels[:3])])
     body = [
         f'<header><p class="kicker">{escape(title)}</p><h1>{escape(sentence)}</h1>'
         f'<p class="lede">{escape(sureness)}</p>{facts(panels, last)}</header>',
         problem_box([*results.problems, *repeats]),
+        *(paper_section(table, of_method) for table in chosen_tables(grids)),
         *(panel_section(panel, of_method, last, len(panels) > 1) for panel in panels),
         weight_section(results.weights),
         diagnostics_part(panels, of_method),
         details("How the numbers are made", METHOD_NOTES) if panels else "",
         config_part(results.runs),
         unread_part(results.unread),
-        footer(results.runs),
+        footer(results.every_run),
     ]
+    return document(title, body, asset("page.css"), asset("page.js"))
+
+
+def asset(name: str) -> str:
+    return resources.files("demosift.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def document(title: str, body: Sequence[str], style: str, script: str) -> str:
+    """The whole page. Should anything from a file ever reach it unescaped, the browser runs this script alone."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sources = {"default": "'none'", "style": "'unsafe-inline'", "script": f"'sha256-{digest}'"}
+    policy = (
+        "; ".join(f"{kind}-src {source}" for kind, source in sources.items()) + "; base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
@@ -96,7 +115,7 @@ def facts(panels: Sequence[Panel], last: int) -> str:
         (f"{sum(row.episodes for row in rows):,}", "episodes behind the table"),
     ]
     if len(panels) > 1:
-        items.insert(0, (str(len(panels)), "environments"))
+        items.insert(0, (str(len(panels)), "tasks" if any(panel.task for panel in panels) else "environments"))
     return '<dl class="facts">' + "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for v, n in items) + "</dl>"
 
 

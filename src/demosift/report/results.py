@@ -6,8 +6,8 @@ nothing is silently averaged.
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,27 @@ class Run:
 
 @dataclass(frozen=True)
 class Results:
+    """`cells` are runs of one member each, by the name of their grid; a cell may be in several."""
+
     runs: tuple[Run, ...]
     weights: Mapping[str, Any]  # method -> histogram, see `demosift.report.weights`
     problems: tuple[str, ...]
     unread: tuple[str, ...]  # files that are no results and were not read
+    cells: Mapping[str, tuple[Run, ...]] = field(default_factory=dict)
+
+    @property
+    def every_run(self) -> tuple[Run, ...]:
+        cells = {run.name: run for of_grid in self.cells.values() for run in of_grid}
+        return (*self.runs, *cells.values())
 
 
-def read_results(folder: str | os.PathLike[str]) -> Results:
-    """Every run below the folder, in the order of their names."""
+def read_results(folder: str | os.PathLike[str], skip: Collection[str] = (), required: bool = True) -> Results:
+    """Every run below the folder, in the order of their names. `skip` are folders in it that hold something else."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     runs, problems, unread, weights = [], [], [], {}
-    for path, files in walk(folder):
+    for path, files in walk(folder, skip):
         name = path.relative_to(folder).as_posix()
         is_run = "config.json" in files or "metrics.jsonl" in files
         if is_run:
@@ -87,17 +95,18 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
                 problems.append(str(error))
         known = (RUN_FILES if is_run else ()) + (TOP_FILES if path == folder else ())
         unread += [label(name, file) for file in files if file not in known and path.name != "checkpoint"]
-    if not runs and not problems:
+    if required and not runs and not problems:
         raise InputError(f"{folder}: no run here (a run folder holds config.json and metrics.jsonl)")
     problems += [f"{label(run.name)}: no evaluations, so no score" for run in runs if not run.evaluated]
     return Results(tuple(runs), weights, tuple(problems), tuple(unread))
 
 
-def walk(folder: Path) -> list[tuple[Path, list[str]]]:
+def walk(folder: Path, skip: Collection[str] = ()) -> list[tuple[Path, list[str]]]:
     """Folders and their files in a fixed order; what is hidden is left out, as are files half written."""
     found = []
     for path, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        here = skip if Path(path) == folder else ()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in here)
         found.append((Path(path), sorted(name for name in files if not name.startswith("."))))
     return sorted(found)
 

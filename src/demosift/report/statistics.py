@@ -51,6 +51,17 @@ def bootstrap_interval(
     return central_interval(statistic(resample(strata, generator, resamples)), confidence)
 
 
+def mean_of_strata_interval(
+    strata: Sequence[Scores],
+    generator: np.random.Generator,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """The same of the mean over strata of their means, in which every stratum counts alike, however many its seeds."""
+    means = [resample([scores], generator, resamples).mean(axis=1) for scores in strata]
+    return central_interval(np.mean(means, axis=0), confidence)
+
+
 def difference_interval(
     first: Sequence[Scores],
     second: Sequence[Scores],
@@ -93,3 +104,19 @@ def probability_greater(first: Float[np.ndarray, "n"], second: Float[np.ndarray,
 def probability_of_improvement(first: Sequence[Scores], second: Sequence[Scores]) -> float:
     """How likely a seed of the first method beats a seed of the second, averaged over strata; ties count half."""
     return float(np.mean([probability_greater(x, y) for x, y in zip(first, second, strict=True)]))
+
+
+def improvement_interval(
+    first: Sequence[Scores],
+    second: Sequence[Scores],
+    generator: np.random.Generator,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """The stratified percentile bootstrap interval of the probability of improvement."""
+    total = np.zeros(resamples)
+    for x, y in zip(first, second, strict=True):
+        ours, theirs = resample([x], generator, resamples), resample([y], generator, resamples)
+        wins = np.sign(ours[:, :, None] - theirs[:, None, :])  # 1, 0 for a tie, -1
+        total += (1 + wins.mean(axis=(1, 2))) / 2
+    return central_interval(total / len(first), confidence)

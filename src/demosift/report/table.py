@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from demosift.report import numbers, statistics
+from demosift.report.folder import read_folder
 from demosift.report.groups import LAST_EVALUATIONS, Panel, Scale, Series, group, num_averaged
-from demosift.report.results import read_results
 
 BOOTSTRAP_SEED = 0
 
@@ -52,8 +52,8 @@ class TableRow:
 
 
 def result_table(folder: str | os.PathLike[str], last: int = LAST_EVALUATIONS) -> list[TableRow]:
-    """The table of every run below the folder."""
-    panels, _ = group(read_results(folder))
+    """The table of every run and cell below the folder."""
+    panels, _ = group(read_folder(folder))
     return tabulate(panels, last)
 
 

@@ -1,0 +1,57 @@
+"""Statistics of LeRobot features, as its training reads them: of each episode, and of all episodes together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Stats = dict[str, np.ndarray]
+
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+
+
+def feature_stats(values: np.ndarray) -> Stats:
+    """Of one feature over the rows of an episode, column by column."""
+    columns = values.reshape(len(values), -1).astype(np.float64)
+    stats = {
+        "min": columns.min(axis=0),
+        "max": columns.max(axis=0),
+        "mean": columns.mean(axis=0),
+        "std": columns.std(axis=0),
+        "count": np.array([len(columns)]),
+    }
+    return stats | dict(zip(QUANTILES, np.quantile(columns, list(QUANTILES.values()), axis=0), strict=True))
+
+
+def aggregate_stats(episodes: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:
+    """Of all rows, from the statistics of episodes. Quantiles become their weighted means, as LeRobot's do."""
+    return {key: _aggregate([stats[key] for stats in episodes if key in stats]) for key in episodes[0]}
+
+
+def _aggregate(stats: Sequence[Stats]) -> Stats:
+    count = np.array([float(np.ravel(each["count"])[0]) for each in stats])
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.tensordot(count / count.sum(), values, axes=1)
+
+    def of_all(name: str) -> np.ndarray:
+        return np.stack([np.asarray(each[name], np.float64) for each in stats])
+
+    centre = mean(of_all("mean"))
+    whole = {
+        "min": of_all("min").min(axis=0),
+        "max": of_all("max").max(axis=0),
+        "mean": centre,
+        "std": np.sqrt(mean(of_all("std") ** 2 + (of_all("mean") - centre) ** 2)),
+        "count": np.array([int(count.sum())]),
+    }
+    shared = [name for name in QUANTILES if all(name in each for each in stats)]
+    return whole | {name: mean(of_all(name)) for name in shared}
+
+
+def to_json(stats: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
+    return {key: {name: np.asarray(value).tolist() for name, value in each.items()} for key, each in stats.items()}
+
+
+def from_json(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, Stats]:
+    return {key: {name: np.asarray(value) for name, value in each.items()} for key, each in stats.items()}

@@ -1,0 +1,102 @@
+"""A cell: one seed of one setting of one method on one task. A grid is a list of them.
+
+A cell is plain data. Its id hashes all of it together with the data it trains on, so that a finished cell is known
+again whoever ran it and wherever, and never mistaken for another.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from demosift.algorithms import REGISTRY, Algorithm
+from demosift.data.normaliser import NormaliseOver
+from demosift.report.cells import cell_id
+from demosift.train import describe
+from demosift.types import InputError
+
+# `task` is the task as it is; `clean` adds the pile's truly clean rows to the expert set, which only an oracle can.
+TrainedOn = Literal["task", "clean"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a cell is evaluated, and on how many episodes: many for the evaluations that are reported."""
+
+    every: int = 10_000
+    episodes: int = 10
+    early_episodes: int = 2
+    reported: int = 10
+    seed: int = 0
+
+    def episodes_at(self, iteration: int, iterations: int) -> int:
+        """The reported evaluations are the last ten, but never any of the first half of training."""
+        evaluations = iterations // self.every
+        reported = max(1, min(self.reported, evaluations // 2))
+        return self.episodes if iteration > iterations - reported * self.every else self.early_episodes
+
+    def check(self, iterations: int) -> None:
+        if min(self.every, self.episodes, self.early_episodes, iterations) < 1:
+            raise InputError("reproduce: iterations, evaluate-every and episodes must be at least 1")
+        if iterations % self.every:
+            raise InputError(f"reproduce: {iterations} iterations must be a multiple of evaluate-every ({self.every})")
+
+
+@dataclass(frozen=True)
+class DataKey:
+    """Which data a cell trains on; `replay` is the folder that `collect` wrote, for recipes that need one."""
+
+    env: str
+    recipe: str
+    seed: int
+    trained_on: TrainedOn = "task"
+    pool: int = 20
+    disjoint: bool = False
+    replay: str | None = None
+
+    @property
+    def task(self) -> str:
+        return f"{self.env}/{self.recipe}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    data: DataKey
+    method: str  # the row's name: the algorithm's, or `oracle`
+    algorithm: Algorithm
+    iterations: int
+    schedule: Schedule
+    normalise: NormaliseOver = "supplementary"
+
+    @property
+    def seed(self) -> int:
+        return self.data.seed
+
+    def config(self) -> dict[str, Any]:
+        """Everything that decides the result but the data itself, as plain JSON."""
+        described = describe(self.algorithm)
+        return {
+            "method": self.method,
+            "algorithm": described.pop("algorithm"),
+            "settings": described,
+            "environment": self.data.env,
+            "task": self.data.task,
+            "trained_on": self.data.trained_on,
+            "normalise": self.normalise,
+            "seed": self.seed,
+            "iterations": self.iterations,
+            "evaluation": dataclasses.asdict(self.schedule),
+        }
+
+    def id(self, data_sha256: str) -> str:
+        return cell_id(self.config(), data_sha256)
+
+
+def make_algorithm(name: str, settings: Mapping[str, Any]) -> Algorithm:
+    """The registered algorithm with these settings; what it does not have is refused."""
+    cls = REGISTRY[name]
+    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise InputError(f"reproduce: {name} has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    return cls(**settings)

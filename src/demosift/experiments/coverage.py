@@ -1,0 +1,77 @@
+"""State coverage: where the good and the noisy samples of a task lie, by Kernel PCA (the paper's remark on NBCU).
+
+Noisy trajectories have the expert's states and random actions. Where they visit the same states as the good ones, NBCU
+must average over right and wrong actions; where they visit others, they do little harm.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from demosift.collect.tasks import ORIGINS
+from demosift.data.atomic import write_json
+from demosift.data.normaliser import fit_normaliser
+from demosift.experiments.cells import DataKey
+from demosift.experiments.prepare import Preparation
+from demosift.experiments.presets import Request
+from demosift.types import Demonstrations
+
+SAMPLES = 600  # of each kind: a kernel matrix has the square of it
+DEGREE = 3  # scikit-learn's default for the poly kernel
+
+
+def write_coverage(out: Path, request: Request) -> None:
+    """`coverage/ENV.json` for every environment, from the first seed's draw."""
+    preparation = Preparation(out / "data")
+    for env in request.envs:
+        key = DataKey(env, "noisy-expert", request.seeds[0], pool=request.pool, disjoint=request.disjoint)
+        prepared = preparation(key)
+        write_json(
+            out / "coverage" / f"{env}.json",
+            {"recipe": dict(prepared.recipe), "data": prepared.description, **coverage(prepared.demonstrations)},
+        )
+
+
+def coverage(task: Demonstrations, samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
+    """Two coordinates of normalised states, good and noisy apart, and how far the two mix in the full space."""
+    from sklearn.decomposition import KernelPCA
+
+    assert task.supplementary is not None
+    assert task.supplementary.origin is not None
+    generator = np.random.default_rng(seed)
+    noisy_rows = task.supplementary.origin.code == ORIGINS.index("noisy")
+    obs = fit_normaliser(task).apply(task.union.obs)
+    noisy = np.concatenate([np.zeros(len(task.expert), bool), noisy_rows])
+    chosen = [
+        generator.choice(np.flatnonzero(kind), min(samples, int(kind.sum())), replace=False) for kind in (~noisy, noisy)
+    ]
+    good_states, noisy_states = (obs[rows].astype(np.float64) for rows in chosen)
+    states = np.concatenate([good_states, noisy_states])
+    projection = KernelPCA(n_components=2, kernel="poly", degree=DEGREE, eigen_solver="dense").fit(states)
+    points = np.asarray(projection.transform(states))
+    return {
+        "kernel": {"name": "poly", "degree": DEGREE, "gamma": 1 / states.shape[1], "coef0": 1},
+        "seed": seed,
+        "good": points[: len(good_states)].round(6).tolist(),
+        "noisy": points[len(good_states) :].round(6).tolist(),
+        "mixing": mixing(good_states, noisy_states),
+    }
+
+
+def mixing(good: Float[np.ndarray, "n obs"], noisy: Float[np.ndarray, "m obs"]) -> float:
+    """The share of samples whose nearest other sample is of the other kind, over what chance would give.
+
+    One means that good and noisy states cannot be told apart, zero that they do not touch. Copies of a state, which
+    overlapping draws make, count as touching.
+    """
+    states = np.concatenate([good, noisy])
+    kind = np.arange(len(states)) >= len(good)
+    squares = (states**2).sum(axis=1)
+    distances = squares[:, None] + squares[None, :] - 2 * states @ states.T
+    np.fill_diagonal(distances, np.inf)
+    other = kind[distances.argmin(axis=1)] != kind
+    n, m = len(good), len(noisy)
+    expected = 2 * n * m / ((n + m) * (n + m - 1))
+    return float(other.mean() / expected)

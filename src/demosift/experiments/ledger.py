@@ -1,0 +1,81 @@
+"""What becomes of a program that ended, whichever engine ran it: results, failures, or halves to try instead."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from demosift.environments import reference_returns
+from demosift.experiments.program import Outcome, Planned
+from demosift.experiments.store import Store
+from demosift.runs import Row, provenance
+
+
+class Settled(NamedTuple):
+    """How many cells finished and failed, whether the program ended, and the programs to try in its stead."""
+
+    finished: int = 0
+    failed: int = 0
+    ended: bool = True
+    halves: tuple[list[Planned], ...] = ()
+
+
+def settle(program: Sequence[Planned], outcome: Outcome, store: Store, made: Row) -> Settled:
+    """Write the results of a program that ended; one that was stopped keeps its checkpoint."""
+    if not outcome.finished:
+        return Settled(ended=False)
+    failed = 0
+    for member, planned in enumerate(program):
+        failure = outcome.members[member].failure
+        if failure is None:
+            store.write_cell(result_of(planned, outcome, member, made))
+        else:
+            failed += 1
+            store.write_failure(failure_of(planned, failure))
+    store.checkpoints([each.id for each in program]).discard()
+    return Settled(len(program) - failed, failed)
+
+
+def settle_failure(program: list[Planned], reason: str, store: Store) -> Settled:
+    """A program that failed as a whole is cut in two, each with its part of the checkpoint, until the cell that fails
+    is alone: so it does not stop the others, and they lose nothing."""
+    keeper = store.checkpoints([each.id for each in program])
+    if len(program) == 1:
+        store.write_failure(failure_of(program[0], reason))
+        keeper.discard()
+        return Settled(failed=1)
+    half = len(program) // 2
+    halves = (program[:half], program[half:])
+    keeper.split(half, *(store.checkpoints([each.id for each in part]) for part in halves))
+    return Settled(halves=halves)
+
+
+def result_of(planned: Planned, outcome: Outcome, member: int, made: Row) -> Row:
+    """The content of a cell's result file."""
+    environment = planned.data.environment
+    return {
+        "id": planned.id,
+        "config": planned.cell.config(),
+        "data": planned.data.description,
+        "recipe": dict(planned.data.recipe),
+        "environment": {"id": environment.id, "kwargs": dict(environment.kwargs)},
+        "reference": reference_of(planned.cell.data.env),
+        "evaluations": outcome.members[member].evaluations,
+        "wall_seconds": round(outcome.wall_seconds, 1),
+        "trained_together": len(outcome.members),
+        **made,
+    }
+
+
+def reference_of(env: str) -> Row:
+    """The returns that scores are measured by: 0 is random, 1 the expert."""
+    known = reference_returns()["demosift"][env]
+    return {"name": "demosift", **{who: known[who]["mean"] for who in ("random", "expert")}}
+
+
+def failure_of(planned: Planned, reason: str) -> Row:
+    return {
+        "id": planned.id,
+        "config": planned.cell.config(),
+        "data": planned.data.description,
+        "failure": reason,
+        **provenance(),
+    }

@@ -1,0 +1,67 @@
+"""Which cells train together: those that share shapes become members of one program."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import jax
+
+from demosift.experiments.cells import Cell, DataKey
+from demosift.experiments.prepare import Prepared
+from demosift.experiments.program import Planned
+from demosift.experiments.store import Store
+
+MEMBERS_ON_DEVICE = 60  # more gain little on the largest cards and make a program's pieces long
+
+
+def identify(
+    cells: Iterable[Cell], prepare: Callable[[DataKey], Prepared], told: Callable[[str], None] = lambda what: None
+) -> list[Planned]:
+    """The cells with their data and ids; cells of the same seed and task share their data."""
+    prepared: dict[DataKey, Prepared] = {}
+    planned = []
+    for cell in cells:
+        if cell.data not in prepared:
+            told(f"{cell.data.task}, seed {cell.data.seed}")
+            prepared[cell.data] = prepare(cell.data)
+        data = prepared[cell.data]
+        planned.append(Planned(cell, cell.id(data.sha256), data))
+    return planned
+
+
+def plan(planned: Sequence[Planned], store: Store, max_members: int | None = None) -> list[list[Planned]]:
+    """The programs that are left to run.
+
+    Programs found unfinished stay as they are, so that they continue bit for bit; the other cells are grouped by what
+    they share. On a GPU environments share a program, too, up to `max_members`.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    todo = {each.id: each for each in planned if not store.finished(each.id)}
+    programs = []
+    for ids in store.unfinished():
+        if all(cell_id in todo for cell_id in ids):
+            programs.append([todo.pop(cell_id) for cell_id in ids])
+    groups: dict[Hashable, list[Planned]] = {}
+    for each in todo.values():
+        groups.setdefault(shape_of(each.cell, across_environments=not on_cpu), []).append(each)
+    limit = max_members or (len(todo) if on_cpu else MEMBERS_ON_DEVICE)
+    for group in groups.values():
+        programs += pack(group, max(1, limit))
+    return programs
+
+
+def shape_of(cell: Cell, across_environments: bool) -> Hashable:
+    """What cells must have in common to be members of one program: numbers are leaves and may differ."""
+    env = None if across_environments else cell.data.env
+    structure = jax.tree.structure(cell.algorithm)
+    return (structure, cell.iterations, cell.schedule, cell.data.recipe, env)
+
+
+def pack(group: Sequence[Planned], limit: int) -> list[list[Planned]]:
+    """Whole environments together up to the limit; an environment that exceeds it alone is cut."""
+    programs: list[list[Planned]] = []
+    for env in dict.fromkeys(each.cell.data.env for each in group):
+        own = [each for each in group if each.cell.data.env == env]
+        if programs and len(programs[-1]) + len(own) <= limit:
+            programs[-1] += own
+        else:
+            programs += [own[start : start + limit] for start in range(0, len(own), limit)]
+    return programs

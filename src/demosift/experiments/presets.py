@@ -1,0 +1,173 @@
+"""The grids by name: the paper's tables and figures, and what may be changed about them."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from demosift.algorithms import REGISTRY
+from demosift.environments import SHORT_NAMES
+from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn, make_algorithm
+from demosift.types import InputError
+
+ORACLE = "oracle"
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "noisy-expert": ("bc", "demodice", "dwbc", "nbcu", "wbcu", ORACLE),
+    "full-replay": ("bc", "demodice", "dwbc", "nbcu", "wbcu"),
+}
+PENALISED = ("demodice", "wbcu")  # the rows that the paper has once for each gradient penalty
+PENALTIES = (0.0, 1.0, 10.0)
+GRIDS = ("noisy-expert", "full-replay", "gradient-penalty")
+PRESETS = (*GRIDS, "coverage", "sac-curves", "all")
+
+ITERATIONS = 1_000_000
+EVALUATE_EVERY = 10_000
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run. The defaults are the paper's: four environments, five seeds, a million iterations."""
+
+    envs: tuple[str, ...] = tuple(SHORT_NAMES)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    iterations: int = ITERATIONS
+    schedule: Schedule = field(default_factory=Schedule)
+    methods: tuple[str, ...] | None = None  # None: the preset's
+    penalties: tuple[float, ...] = PENALTIES
+    settings: Mapping[str, Any] = field(default_factory=dict)  # FIELD or ALGORITHM.FIELD -> value
+    pool: int = 20
+    disjoint: bool = False
+    replay: str | None = None
+
+
+def default_schedule(iterations: int, every: int | None, episodes: int, early_episodes: int) -> Schedule:
+    """Every 10,000 iterations; a shorter run is evaluated four times."""
+    if every is None:
+        every = max(1, min(EVALUATE_EVERY, iterations // 4))
+        while iterations % every:
+            every -= 1
+    return Schedule(every=every, episodes=episodes, early_episodes=early_episodes)
+
+
+def grids(preset: str, request: Request) -> dict[str, list[Cell]]:
+    """The grids of a preset by name; empty where it trains nothing."""
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset {preset!r}: there are {', '.join(PRESETS)}")
+    check(request)
+    named: dict[str, list[Cell]] = {}
+    if preset in ("noisy-expert", "all"):
+        named["noisy-expert"] = table("noisy-expert", request)
+    if preset in ("full-replay", "all"):
+        named["full-replay"] = table("full-replay", request)
+    if preset == "gradient-penalty":
+        only = dataclasses.replace(request, methods=request.methods or PENALISED)
+        tasks = ("noisy-expert", "full-replay") if request.replay else ("noisy-expert",)
+        named[preset] = [cell for task in tasks for cell in table(task, only)]
+    return named
+
+
+def check(request: Request) -> None:
+    request.schedule.check(request.iterations)
+    for env in request.envs:
+        if env not in SHORT_NAMES:
+            raise InputError(f"unknown environment {env!r}: the tasks are in {', '.join(SHORT_NAMES)}")
+    for method in request.methods or ():
+        if method not in REGISTRY and method != ORACLE:
+            raise InputError(f"unknown method {method!r}: there are {', '.join([*REGISTRY, ORACLE])}")
+    if not request.envs or not request.seeds or len(set(request.seeds)) < len(request.seeds):
+        raise InputError("reproduce: needs environments and seeds, each once")
+
+
+def table(recipe: str, request: Request) -> list[Cell]:
+    """The cells of one of the paper's two tables, environment by environment, row by row."""
+    if recipe == "full-replay" and request.replay is None:
+        raise InputError(
+            "full-replay needs a replay folder (--replay DIR); make one with: "
+            f"demosift collect {' '.join(request.envs)} --out DIR"
+        )
+    if recipe == "full-replay" and ORACLE in (request.methods or ()):
+        raise InputError("full-replay has no oracle: nobody knows which rows of a replay are clean")
+    cells = []
+    for env in request.envs:
+        for method in request.methods or METHODS[recipe]:
+            for settings in rows(method, request):
+                trained_on: TrainedOn = "clean" if method == ORACLE else "task"
+                name = "bc" if method == ORACLE else method
+                for seed in request.seeds:
+                    key = DataKey(
+                        env,
+                        recipe,
+                        seed,
+                        trained_on,
+                        request.pool,
+                        request.disjoint,
+                        replay_folder(recipe, env, request),
+                    )
+                    cells.append(
+                        Cell(key, method, make_algorithm(name, settings), request.iterations, request.schedule)
+                    )
+    return cells
+
+
+def replay_folder(recipe: str, env: str, request: Request) -> str | None:
+    """With several environments `collect` writes a folder for each; a lone one's files are in the folder itself."""
+    if recipe != "full-replay" or request.replay is None:
+        return None
+    own = Path(request.replay, env)
+    return str(own if own.is_dir() else Path(request.replay))
+
+
+def rows(method: str, request: Request) -> list[dict[str, Any]]:
+    """The settings of a method's rows: one for each penalty where the paper has them, and the user's own over all."""
+    name = "bc" if method == ORACLE else method
+    given = {}
+    for key, value in request.settings.items():
+        algorithm, _, setting = key.rpartition(".")
+        if algorithm == name or (not algorithm and setting in field_types(name)):
+            given[setting] = value
+    penalties = [{"gradient_penalty": value} for value in request.penalties] if method in PENALISED else [{}]
+    return [{**penalty, **given} for penalty in penalties]
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` for every algorithm that has the setting, `ALGORITHM.NAME=VALUE` for one."""
+    parsed = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        algorithm, _, setting = key.rpartition(".")
+        if algorithm and algorithm not in REGISTRY:
+            raise InputError(f"--set {text}: unknown algorithm {algorithm!r}; there are {', '.join(REGISTRY)}")
+        kinds = [
+            types[setting]
+            for name in ([algorithm] if algorithm else REGISTRY)
+            if setting in (types := field_types(name))
+        ]
+        if not separator or not kinds:
+            raise InputError(f"--set {text}: write NAME=VALUE or ALGORITHM.NAME=VALUE, NAME a setting of an algorithm")
+        try:
+            parsed[key] = read_value(kinds[0], value)
+        except ValueError:
+            raise InputError(f"--set {text}: {value!r} is no value for {setting}") from None
+    return parsed
+
+
+def read_value(kind: Any, text: str) -> Any:
+    if typing.get_origin(kind) is tuple:
+        return tuple(int(part) for part in text.split(",") if part)
+    if typing.get_origin(kind) is typing.Literal:
+        if text not in typing.get_args(kind):
+            raise ValueError
+        return text
+    value = kind(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def field_types(algorithm: str) -> dict[str, Any]:
+    cls = REGISTRY[algorithm]
+    hints = typing.get_type_hints(cls)
+    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -1,0 +1,174 @@
+"""What tells two files apart without being behaviour: constants, units, clocks, rounding, repeats.
+
+A discriminator uses whatever separates the expert's file from the pile, and a column that a recorder filled in another
+way separates them perfectly. The weights are then about files, not about who acted well. Each finding names the column.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from demosift.data import RowSource
+from demosift.sift.calibration import area_under_curve
+from demosift.sift.overlap import Sample
+
+PERFECT = 0.9995  # AUC of one column alone
+OTHER_UNITS = 3.0  # times the scale, with a shape that is the same
+SAME_SHAPE = 0.1  # largest distance of distribution functions
+CLOCK_EPISODES, CLOCK_ROWS = 20, 200  # looked at
+CLOCK_JITTER = 0.2  # deviation of a clock's ticks, over their mean
+REPEATED = 0.1
+TOLD_BY_CLOCK = 0.9  # AUC of a clock alone; a clock that starts anew with every episode tells nothing
+SETS = ("expert", "supplementary")
+
+
+class Finding(NamedTuple):
+    kind: str  # constant, units, clock, rounding, alone, repeats
+    text: str
+    column: int | None = None  # of the state; actions are not bookkeeping
+    separates: bool = False  # the files, and not by behaviour
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "column": self.column, "separates": self.separates, "text": self.text}
+
+
+def find_artefacts(
+    sources: tuple[RowSource, RowSource], samples: tuple[Sample, Sample], repeats: Sequence[float]
+) -> list[Finding]:
+    """`repeats`: the share of each set's rows that equal an earlier one."""
+    expert, pile = samples
+    names = column_names(sources[0])
+    clocks = [clock_columns(source) for source in sources]
+    found = []
+    for column, name in enumerate(names):
+        values = expert.obs[:, column], pile.obs[:, column]
+        goals = [settled(sample, column) for sample in samples]
+        ticking = [whose for whose, clock in zip(SETS, clocks, strict=True) if clock[column]]
+        if ticking:
+            whose = " and the ".join(ticking)
+            text = f"{name} changes by the same amount at every step of the {whose} set: a clock or a counter?"
+            found.append(Finding("clock", text, column, one_column_auc(*values) > TOLD_BY_CLOCK))
+        elif finding := judge_column(column, name, *values, all(goals)):
+            found.append(finding)
+    found += find_rounding(expert, pile)
+    for whose, share in zip(SETS, repeats, strict=True):
+        if share > REPEATED:
+            found.append(Finding("repeats", f"{share:.0%} of the rows of the {whose} set repeat earlier ones"))
+    return found
+
+
+def separating_columns(found: Sequence[Finding], num_columns: int) -> Bool[np.ndarray, "columns"]:
+    mask = np.zeros(num_columns, bool)
+    mask[[finding.column for finding in found if finding.separates and finding.column is not None]] = True
+    return mask
+
+
+def column_names(source: RowSource) -> list[str]:
+    """By number, and where a format has named parts, by the part and the number in it."""
+    keys: Mapping[str, int] | None = getattr(source, "obs_keys", None)
+    if keys is None or sum(keys.values()) != source.obs_dim:
+        return [f"observation column {column}" for column in range(source.obs_dim)]
+    return [f"observation {key} column {column}" for key, width in keys.items() for column in range(width)]
+
+
+def judge_column(
+    column: int, name: str, expert: Float[np.ndarray, "e"], pile: Float[np.ndarray, "p"], settled: bool = False
+) -> Finding | None:
+    """`settled`: the column does not change within an episode, as a goal would not."""
+    constant = [bool((values == values[0]).all()) for values in (expert, pile)]
+    if all(constant):
+        if expert[0] == pile[0]:
+            return None
+        text = f"{name} is {expert[0]:g} in every expert row and {pile[0]:g} in every other: it names the file"
+        return Finding("constant", text, column, True)
+    if any(constant):
+        whose, other = ("expert", "supplementary") if constant[0] else ("supplementary", "expert")
+        value, rest = (expert[0], pile) if constant[0] else (pile[0], expert)
+        rare = bool((rest == value).mean() < 0.01)
+        text = f"{name} is {value:g} in every row of the {whose} set and varies in the {other} set"
+        if settled:  # an expert with one goal is not another recorder
+            return Finding("constant", f"{text}, though not within an episode: a goal?", column)
+        return Finding("constant", text, column, rare)
+    units = other_units(expert, pile)
+    if units is not None:
+        text = f"{name} is about {units:.3g} times as large in the supplementary set, in the same shape: other units?"
+        return Finding("units", text, column, True)
+    if one_column_auc(expert, pile) > PERFECT:
+        return Finding("alone", f"{name} alone tells the two files apart: is it behaviour, or how they were recorded?")
+    return None
+
+
+def settled(sample: Sample, column: int) -> bool:
+    """Whether a column has one value in every episode."""
+    starts = np.flatnonzero(np.diff(sample.episode, prepend=-1))
+    values = sample.obs[:, column]
+    return bool((np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)).all())
+
+
+def one_column_auc(expert: Float[np.ndarray, "e"], pile: Float[np.ndarray, "p"]) -> float:
+    """How well one threshold, either way round, separates the files."""
+    auc = area_under_curve(expert, pile)
+    return max(auc, 1 - auc)
+
+
+def other_units(expert: Float[np.ndarray, "e"], pile: Float[np.ndarray, "p"]) -> float | None:
+    """The factor between two columns that have the same shape at different scales."""
+    spread = [float(np.subtract(*np.quantile(values, [0.9, 0.1]))) for values in (expert, pile)]
+    if min(spread) <= 0:
+        return None
+    factor = spread[1] / spread[0]
+    if 1 / OTHER_UNITS < factor < OTHER_UNITS:
+        return None
+    distance = largest_gap(expert * factor, pile)
+    return factor if distance < SAME_SHAPE else None
+
+
+def largest_gap(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "m"]) -> float:
+    """Between the two distribution functions (Kolmogorov and Smirnov's statistic)."""
+    both = np.concatenate([first, second])
+    shares = [np.searchsorted(np.sort(part), both, side="right") / len(part) for part in (first, second)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def clock_columns(source: RowSource) -> Bool[np.ndarray, "columns"]:
+    """Columns that rise, or fall, by about the same amount at every step of the first episodes."""
+    clock, seen = np.ones(source.obs_dim, bool), False
+    starts, ends = source.episode_starts[:CLOCK_EPISODES], source.episode_ends[:CLOCK_EPISODES]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        if end - start < 5:
+            continue
+        obs, _ = source.take(np.arange(start, min(end, start + CLOCK_ROWS)))
+        ticks = np.diff(obs.astype(np.float64), axis=0)
+        seen, mean = True, np.abs(ticks.mean(axis=0))
+        clock &= ((ticks > 0).all(axis=0) | (ticks < 0).all(axis=0)) & (ticks.std(axis=0) < CLOCK_JITTER * mean)
+    return clock & seen
+
+
+def find_rounding(expert: Sample, pile: Sample) -> list[Finding]:
+    """Numbers of one file that are all coarser than the other's."""
+    found = []
+    for part in ("obs", "action"):
+        kinds = [coarseness(getattr(sample, part)) for sample in (expert, pile)]
+        if kinds[0] == kinds[1] or "integers" in kinds:
+            continue
+        said = [f"{kind or 'full precision'} in the {whose} set" for kind, whose in zip(kinds, SETS, strict=True)]
+        name = "observations" if part == "obs" else "actions"
+        found.append(Finding("rounding", f"{name} have {said[0]} and {said[1]}: that alone can tell the files apart"))
+    return found
+
+
+def coarseness(values: Float[np.ndarray, "rows columns"]) -> str | None:
+    """What the numbers of a file are rounded to, if they are."""
+    moving = values[:, values.std(axis=0) > 0].astype(np.float32)
+    if moving.size == 0 or (moving == np.round(moving)).all():
+        return "integers"
+    for decimals in range(1, 5):
+        scaled = moving.astype(np.float64) * 10**decimals
+        # float32 holds seven figures: a rounded number is off by that much and no more.
+        if (np.abs(scaled - np.round(scaled)) <= 2e-7 * np.abs(scaled) + 1e-9).mean() > 0.99:
+            return f"{decimals} decimal{'s' if decimals > 1 else ''}"
+    with np.errstate(over="ignore"):
+        halved = moving.astype(np.float16).astype(np.float32)
+    return "16-bit floats" if (halved == moving).mean() > 0.99 else None

@@ -1,0 +1,104 @@
+"""From log-ratios to weights, and how good they are: a few coefficients, fitted on held-out rows.
+
+Suppose a share rho of the union is as the expert's and the rest is drawn from some d_B. Then
+
+    d_E/d_U  =  d_E / (rho d_E + (1 - rho) d_B)  =  (1/rho) sigmoid(log d_E/d_B + const),
+
+which rises from 0 and levels off at 1/rho: rows that the expert could have made all weigh about the same. What models
+return are log-ratios z_i, over-confident and off in scale, so the weight is
+
+    log w  =  -log rho  +  log sigmoid(sum_i b_i z_i + b_0),      b_i >= 0,
+
+with the coefficients that minimise the discriminator's own loss (paper, eq. 5), mean_E log(1 + 1/w) + mean_U log(1+w),
+over rows whose z come from models that left them out. Where a z says nothing about such rows its coefficient is zero;
+where none does, every weight is 1.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
+from scipy.stats import rankdata
+
+LOG_LIMIT = float(np.log(1e6))  # weights stay within [1e-6, 1e6]
+RIDGE = 1e-4
+USELESS = 1e-3  # a coefficient below this, of a feature with deviation 1
+MOST_ROWS = 65_536  # of the union, to fit a few numbers
+
+Features = Float[np.ndarray, "features rows"]
+Rows = Float[np.ndarray, "rows"]
+
+
+class Coefficients(NamedTuple):
+    slopes: Float[np.ndarray, "features"]
+    offset: float
+    share: float  # rho
+
+    def log_weight(self, features: Features) -> Rows:
+        inner = self.slopes @ features + self.offset
+        return np.clip(log_expit(inner) - np.log(self.share), -LOG_LIMIT, LOG_LIMIT)
+
+    @property
+    def useless(self) -> bool:
+        return not (self.slopes > 0).any()
+
+
+def fit_coefficients(features: Features, num_expert: int) -> Coefficients:
+    """The least loss. The first `num_expert` rows are the expert's; all rows are the union's."""
+    union = features[:, :: max(1, features.shape[1] // MOST_ROWS)]
+    centre, scale = union.mean(axis=1), union.std(axis=1) + 1e-9
+    x_expert, x_union = (((x.T - centre) / scale).T for x in (features[:, :num_expert], union))
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        slopes, offset, log_top = parameters[:-2], parameters[-2], parameters[-1]
+        value, gradient = 0.5 * RIDGE * slopes @ slopes, np.append(RIDGE * slopes, [0.0, 0.0])
+        for x, sign in ((x_expert, 1.0), (x_union, -1.0)):
+            inner = slopes @ x + offset
+            z = log_top + log_expit(inner)
+            value += -log_expit(sign * z).mean()
+            rate = -sign * expit(-sign * z) / x.shape[1]  # dloss/dz
+            bend = rate * expit(-inner)
+            gradient += np.concatenate([x @ bend, [bend.sum(), rate.sum()]])
+        return float(value), gradient
+
+    # From a union that is half the expert's, and from one that hardly is: the loss is not convex in rho.
+    bounds = [(0.0, None)] * len(features) + [(None, None), (0.0, LOG_LIMIT)]
+    starts = [np.array([*np.ones(len(features)), offset, top]) for offset, top in ((1.0, np.log(2.0)), (-4.0, 5.0))]
+    solutions = [minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
+    best = min(solutions, key=lambda solution: solution.fun).x
+    if (best[:-2] < USELESS).all():
+        return Coefficients(np.zeros(len(features)), 0.0, 0.5)
+    slopes = np.where(best[:-2] < USELESS, 0.0, best[:-2]) / scale
+    return Coefficients(slopes, float(best[-2] - slopes @ centre), float(np.exp(-best[-1])))
+
+
+def log_loss(log_weight: Rows, num_expert: int) -> float:
+    """mean_E log(1 + 1/w) + mean_U log(1 + w); 2 log 2 where nothing is known."""
+    return float(np.logaddexp(0, -log_weight[:num_expert]).mean() + np.logaddexp(0, log_weight).mean())
+
+
+def area_under_curve(better: Float[np.ndarray, "n"], worse: Float[np.ndarray, "m"]) -> float:
+    """How likely a row of the first kind weighs more than one of the second; ties count half."""
+    rank = rankdata(np.concatenate([better, worse]))[: len(better)]
+    return float((rank.sum() - len(better) * (len(better) + 1) / 2) / (len(better) * len(worse)))
+
+
+def effective_sample_size(weight: Rows) -> float:
+    """(sum w)^2 / sum w^2: how many equally weighted rows these are worth."""
+    share = weight / weight.max()
+    return float(share.sum() ** 2 / (share**2).sum())
+
+
+def segment_quantiles(
+    value: Rows, starts: Int[np.ndarray, "episodes"], levels: tuple[float, ...]
+) -> Float[np.ndarray, "levels episodes"]:
+    """Quantiles of every episode's rows, interpolated as `np.quantile` does, without a loop over episodes."""
+    lengths = np.diff(starts, append=len(value))
+    ordered = value[np.lexsort((value, np.repeat(np.arange(len(starts)), lengths)))]
+    position = np.multiply.outer(np.asarray(levels), lengths - 1)
+    below = np.floor(position).astype(np.int64)
+    above = np.minimum(below + 1, lengths - 1)
+    low, high = ordered[starts + below], ordered[starts + above]
+    return low + (high - low) * (position - below)

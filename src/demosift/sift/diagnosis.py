@@ -1,0 +1,279 @@
+"""Before training: can this pile help, how much, and by which of BC, NBCU and WBCU?
+
+The answer rests on two witnesses. Nearest neighbours (`overlap`) fill in the paper's Table 1, which says what a sample
+does to NBCU by its state and action; the weights say which rows a discriminator, that never saw them, takes for the
+expert's. `advise` is the rule, and says so where the two contradict each other or a file's bookkeeping misleads both.
+
+    state of the expert's, its action     helps            (Table 1; Theorem 3: NBCU then beats BC)
+    state of the expert's, another        harms            (Theorem 2 and its lower bound)
+    another state                         in between       (Theorem 4: no harm, and not much help)
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from demosift.data import RowSource
+from demosift.sift.artefacts import find_artefacts, separating_columns
+from demosift.sift.calibration import area_under_curve, effective_sample_size
+from demosift.sift.folds import Copies
+from demosift.sift.overlap import MOST_EXPERT, MOST_PILE, Overlap, Sample, draw_sample, measure_overlap
+
+FEW_EXPERT = 50  # rows; with fewer, shares of them mean nothing
+NEAR = 0.05  # share of the pile on expert states; below, there is no overlap to speak of
+WRONG = 0.15  # share of other actions on expert states; the expert's own rows would show 0.05
+ENOUGH = 0.1  # expert-like rows of the pile, over the expert's own rows
+LIKE = 0.5  # of the pile's rows on expert states, for NBCU: this share must weigh as much as the expert's
+MISTAKEN = 0.05  # share of the expert's own rows that nearest neighbours take for other actions
+HALVED = 0.5  # beyond that, expert-like rows must have at most this part of the other actions that the pile has
+FEW_OF_A_KIND = 30
+TYPICAL = 0.1  # an expert-like row weighs at least what this quantile of the expert's rows does
+BINS = 10
+MOST_JUDGED = 100_000  # rows of each set behind the calibration and the ROC curve
+
+Rows = Float[np.ndarray, "rows"]
+
+
+class Evidence(NamedTuple):
+    """What the advice rests on."""
+
+    expert_rows: int
+    pile_rows: int
+    near: float  # share of the pile on expert states
+    wrong: float  # of these, the share with another action
+    expert_like: float  # share of the pile that weighs as much as the expert's rows do
+    kept_wrong: float | None  # the same share among expert-like rows; None with too few of them
+    useless: bool = False  # held-out rows could not be told apart at all
+    separated_by: str = ""  # bookkeeping that tells the files apart
+    same_rows: bool = False  # the pile is made of the expert's own rows
+
+    @property
+    def gain(self) -> float:
+        """Expert-like rows of the pile over the expert's rows."""
+        return self.expert_like * self.pile_rows / self.expert_rows
+
+    @property
+    def contradicted(self) -> bool:
+        """The weights would keep other actions on expert states, where nearest neighbours see many."""
+        return self.kept_wrong is not None and self.kept_wrong > MISTAKEN + HALVED * max(self.wrong - MISTAKEN, 0)
+
+
+class Advice(NamedTuple):
+    method: str | None  # bc, nbcu, wbcu; None: cannot tell
+    headline: str
+    reason: str
+
+
+def advise(seen: Evidence) -> Advice:
+    """The rule, in the order in which it is applied."""
+    if seen.expert_rows < FEW_EXPERT:
+        reason = (
+            f"The expert set has {seen.expert_rows} rows, too few to compare anything with; until there are more, only "
+            "BC rests on nothing but samples that are known to be good."
+        )
+        return Advice(None, "Cannot tell: there are too few expert rows.", reason)
+    if seen.separated_by:
+        reason = (
+            f"{seen.separated_by[0].upper()}{seen.separated_by[1:].rstrip('?.')}. The weights may then say which file "
+            "a row is from, not who acted well: take that out of both files and score again. Until then, BC is safe."
+        )
+        return Advice(None, "Cannot tell: the two files were recorded differently.", reason)
+    on_expert_states = f"{seen.near:.0%} of the pile lies on expert states"
+    if seen.useless and (seen.near < NEAR or seen.wrong > WRONG):
+        differ = "other states" if seen.near < NEAR else "other actions on expert states"
+        reason = (
+            f"Nearest neighbours find {differ} in the pile, but the discriminator cannot tell held-out expert rows "
+            "from the rest, so its weights leave nothing out; try another scorer or more expert rows, BC until then."
+        )
+        return Advice(None, "Cannot tell: the discriminator does not see what differs.", reason)
+    few = seen.gain < ENOUGH
+    if seen.near < NEAR and few:
+        reason = (
+            f"Only {seen.near:.0%} of the pile lies on expert states; in the paper's table samples elsewhere neither "
+            "help nor harm much, so there is nothing to gain over the expert's own rows."
+        )
+        return Advice("bc", "Train BC: the pile is about other states.", reason)
+    if seen.near >= NEAR and seen.wrong <= WRONG and seen.expert_like >= LIKE * seen.near:
+        reason = (
+            f"{on_expert_states}, with the expert's action on {1 - seen.wrong:.0%} of it; in the paper's table these "
+            "are the samples that help, and so few others harm that weights would only cost samples."
+        )
+        if seen.same_rows:
+            reason += " (They are the expert's own rows again, so BC is the same.)"
+        return Advice("nbcu", "Train NBCU: the pile looks like the expert's own data.", reason)
+    if few:
+        reason = (
+            f"{on_expert_states}, with another action on {seen.wrong:.0%} of it; in the paper's table these are the "
+            "samples that harm, and hardly any row looks like the expert's, so nothing is left to gain."
+        )
+        return Advice("bc", "Train BC: the pile has next to nothing of the expert's.", reason)
+    if seen.contradicted:
+        reason = (
+            f"{on_expert_states}, with another action on {seen.wrong:.0%} of it, and still on {seen.kept_wrong:.0%} of "
+            "what weighs as much as the expert's rows: the harmful samples of the paper's table would stay in; try "
+            "another scorer, and BC until then."
+        )
+        return Advice(None, "Cannot tell: weights and nearest neighbours disagree.", reason)
+    reason = (
+        f"About {seen.expert_like:.0%} of the pile looks like the expert's: in the paper's table such samples help. "
+        f"{on_expert_states}, but with another action on {seen.wrong:.0%} of it: such samples harm, and the weights "
+        "tell them apart."
+    )
+    if seen.near < NEAR:
+        reason = (
+            f"About {seen.expert_like:.0%} of the pile looks like the expert's by its weights, though few of its "
+            "states are close to the expert's: weights keep those, and the rest neither helps nor harms much."
+        )
+    return Advice("wbcu", "Train WBCU: part of the pile is as good as the expert's, part is not.", reason)
+
+
+class Diagnosis(NamedTuple):
+    summary: dict[str, Any]  # what `summary.json` says
+    samples: tuple[Sample, Sample]  # of the expert set and the pile, for the page's map
+
+
+def diagnose(sources: tuple[RowSource, RowSource], weight: Rows, copies: Copies, useless: bool, seed: int) -> Diagnosis:
+    """`weight`: of the union, expert first, each by models that left the row out. Rewards and origins are not read."""
+    rng = np.random.default_rng([seed, 5])
+    expert, pile = (draw_sample(each, most, rng) for each, most in zip(sources, (MOST_EXPERT, MOST_PILE), strict=True))
+    num_expert = sources[0].num_rows
+    found = find_artefacts(sources, (expert, pile), repeated_rows(copies))
+    overlap = measure_overlap(expert, pile, separating_columns(found, sources[0].obs_dim))
+    limit = np.quantile(weight[:num_expert], TYPICAL)
+    like = weight[num_expert:] >= limit * (1 - 1e-9)
+    evidence = Evidence(
+        expert_rows=num_expert,
+        pile_rows=sources[1].num_rows,
+        near=float(overlap.near.mean()),
+        wrong=float(overlap.harmful.sum() / max(overlap.near.sum(), 1)),
+        expert_like=min(1.0, float(like.mean()) / (1 - TYPICAL)),
+        kept_wrong=wrong_among(like[pile.row], overlap),
+        useless=useless,
+        separated_by=next((finding.text for finding in found if finding.separates), ""),
+        same_rows=bool(copies.shared[num_expert:].all()),
+    )
+    advice = advise(evidence)
+    starts = np.concatenate([sources[0].episode_starts, num_expert + sources[1].episode_starts])
+    held_out = judge(weight, num_expert, rng)
+    summary = {
+        "advised": advice.method,
+        "headline": advice.headline,
+        "reason": advice.reason,
+        "warnings": [finding.to_json() for finding in found],
+        "expert_like": {
+            "share": evidence.expert_like,
+            "rows": round(evidence.expert_like * evidence.pile_rows),
+            "episodes": expert_like_episodes(like, sources[1].episode_starts),
+            "weight": float(limit),
+        },
+        "effective_sample_size": {
+            "expert": {"rows": num_expert, "episodes": len(sources[0].episode_starts)},
+            "union": {
+                "rows": effective_sample_size(weight),
+                "episodes": effective_sample_size(np.add.reduceat(weight, starts)),
+            },
+        },
+        "states": {"near": evidence.near, "covered": float(overlap.covered.mean())},
+        "actions": {"other": evidence.wrong, "other_among_expert_like": evidence.kept_wrong},
+        "samples": {
+            "helpful": float(overlap.helpful.mean()),
+            "harmful": float(overlap.harmful.mean()),
+            "elsewhere": float(1 - overlap.near.mean()),
+        },
+        "held_out": held_out,
+        "compared_rows": {"expert": len(expert.row), "supplementary": len(pile.row)},
+    }
+    return Diagnosis(summary, (expert, pile))
+
+
+def in_words(summary: dict[str, Any]) -> list[str]:
+    """A few lines for a terminal."""
+    like, effective, states = (summary[key] for key in ("expert_like", "effective_sample_size", "states"))
+    samples, held_out = summary["samples"], summary["held_out"]
+    return [
+        f"advice: {summary['headline']}",
+        f"  {summary['reason']}",
+        f"expert-like: {like['share']:.1%} of the pile, {like['rows']:,} rows, mostly so in {like['episodes']:,} "
+        f"episodes; weighted, the union is worth {effective['union']['rows']:,.0f} rows",
+        f"samples: {samples['helpful']:.0%} on expert states with the expert's action (help), {samples['harmful']:.0%} "
+        f"with another (harm), {samples['elsewhere']:.0%} on other states; {states['covered']:.0%} of expert states "
+        "have a neighbour in the pile",
+        f"discriminator: held-out AUC against the pile {held_out['auc']:.3f} (about {1 - like['share'] / 2:.2f} is the "
+        f"most with that many expert-like rows), calibration error {held_out['calibration_error']:.3f}",
+        *(f"warning: {warning['text']}" for warning in summary["warnings"]),
+    ]
+
+
+def repeated_rows(copies: Copies) -> list[float]:
+    """The share of rows that equal an earlier row of the same set; the pile's copies of expert rows are told apart."""
+    earlier = copies.first != np.arange(len(copies.first))
+    expert, pile = earlier[: copies.num_expert], (earlier & ~copies.shared)[copies.num_expert :]
+    return [float(expert.mean()), float(pile.mean())]
+
+
+def wrong_among(like: Bool[np.ndarray, "pile"], overlap: Overlap) -> float | None:
+    """The share of other actions among expert-like rows on expert states."""
+    near = like & overlap.near
+    return float((like & overlap.harmful).sum() / near.sum()) if near.sum() >= FEW_OF_A_KIND else None
+
+
+def expert_like_episodes(like: Bool[np.ndarray, "rows"], starts: Int[np.ndarray, "episodes"]) -> int:
+    """Episodes most of whose rows weigh as much as the expert's do."""
+    share = np.add.reduceat(like.astype(np.float64), starts) / np.diff(starts, append=len(like))
+    return int((share > 0.5).sum())
+
+
+def judge(weight: Rows, num_expert: int, rng: np.random.Generator) -> dict[str, Any]:
+    """ROC of held-out expert rows against the pile's, and calibration of c = w/(1+w).
+
+    c is the probability that a row came from the expert set rather than from the union, were both drawn equally often.
+    """
+    parts = [
+        part if len(part) <= MOST_JUDGED else part[np.sort(rng.choice(len(part), MOST_JUDGED, False, shuffle=False))]
+        for part in (weight[:num_expert], weight[num_expert:])
+    ]
+    value, expert = np.concatenate(parts), np.arange(len(parts[0]) + len(parts[1])) < len(parts[0])
+    shares = num_expert / len(weight), 1 - num_expert / len(weight)  # of the union, which holds the expert's rows too
+    union = np.concatenate([np.full(len(part), share / len(part)) for part, share in zip(parts, shares, strict=True)])
+    probability = value / (1 + value)
+    share = np.where(expert, 1 / expert.sum(), 0.0)
+    total = share + union
+    bins = calibration_bins(probability, share, total)
+    error = sum(one["mass"] * abs(one["predicted"] - one["found"]) for one in bins)
+    return {
+        "auc": area_under_curve(value[expert], value[~expert]),
+        "calibration_error": float(error),
+        "calibration": bins,
+        "roc": roc_curve(value[expert], value[~expert]),
+    }
+
+
+def calibration_bins(predicted: Rows, positive: Rows, total: Rows) -> list[dict[str, float]]:
+    """Bins with about equally many rows; rows that are equal stay together."""
+    edges = np.unique(np.quantile(predicted, np.linspace(0, 1, BINS + 1)))
+    place = np.clip(np.searchsorted(edges, predicted, side="right") - 1, 0, max(len(edges) - 2, 0))
+    bins = []
+    for index in np.unique(place):
+        own = place == index
+        mass = total[own].sum()
+        bins.append(
+            {
+                "predicted": float((predicted[own] * total[own]).sum() / mass),
+                "found": float(positive[own].sum() / mass),
+                "mass": float(mass / total.sum()),
+                "rows": int(own.sum()),
+            }
+        )
+    return bins
+
+
+def roc_curve(better: Rows, worse: Rows, points: int = 90) -> list[list[float]]:
+    """False and true positive rates, thinned to what a chart shows."""
+    limits = np.unique(np.quantile(np.concatenate([better, worse]), np.linspace(0, 1, 4 * points)))[::-1]
+    better, worse = np.sort(better), np.sort(worse)
+    true, false = (1 - np.searchsorted(part, limits, side="left") / len(part) for part in (better, worse))
+    curve = np.concatenate([[[0.0, 0.0]], np.stack([false, true], axis=1), [[1.0, 1.0]]])
+    length = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(curve, axis=0)).sum(axis=1))])
+    keep = np.unique(np.searchsorted(length, np.linspace(0, length[-1], points)).clip(0, len(curve) - 1))
+    return np.round(curve[keep], 5).tolist()
