@@ -16,9 +16,12 @@ import jax
 import numpy as np
 import pytest
 
-from demosift.collect import experts
+from demosift.cli import target_entropies
+from demosift.collect import choosing
 from demosift.collect.checkpoint import Checkpoint
-from demosift.collect.experts import Collected, Schedule, collect, replay_dataset
+from demosift.collect.choosing import Schedule
+from demosift.collect.experts import Collected, collect
+from demosift.collect.replay import replay_dataset
 from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
 from demosift.collect.training import MAX_TRAINING_SEED, Training, measure_speed
 from demosift.data import read_dataset
@@ -73,7 +76,7 @@ def test_expert_file_is_what_was_reported(pendulum):
     reported = json.loads(policy.metadata["reported"])
     assert reported == collected.results["Pendulum-v1"]["expert"]["reported"]
     assert policy.environment == resolve("Pendulum-v1")
-    jobs = [(0, experts.REPORTING_SEED + i) for i in range(20)]
+    jobs = [(0, choosing.REPORTING_SEED + i) for i in range(20)]
     returns = [episode.return_ for episode in rollout(policy, resolve("Pendulum-v1"), jobs, num_workers=2)]
     np.testing.assert_allclose(np.mean(returns), reported["return_mean"], rtol=1e-6)
     medium = json.loads(Policy.load(out / "medium.safetensors").metadata["step"])
@@ -126,8 +129,8 @@ def test_a_member_does_not_depend_on_the_others():
     """The same seed alone and beside a larger environment: the same rows while actions are random, then nearly so."""
     specs = [resolve("Pendulum-v1"), resolve("hopper")]
     with (
-        Training([TINY], specs[:1], [5], 4, 12, 24, 1) as alone,
-        Training([TINY], specs, [5, 6], 4, 12, 24, 1) as together,
+        Training([[TINY]], specs[:1], [5], 4, 12, 24, 1) as alone,
+        Training([[TINY], [TINY]], specs, [5, 6], 4, 12, 24, 1) as together,
     ):
         for _ in range(12):
             alone.advance()
@@ -161,7 +164,7 @@ def test_settings_are_agents(tmp_path):
 def test_the_learning_rate_falls_to_zero():
     """Over the last half of ten rounds; in the last of them the parameters hardly move any more."""
     moved = []
-    with Training([TINY], [resolve("Pendulum-v1")], [0], 4, 10, 4, 1, annealed_share=0.5) as training:
+    with Training([[TINY]], [resolve("Pendulum-v1")], [0], 4, 10, 4, 1, annealed_share=0.5) as training:
         for _ in range(10):
             before = jax.device_get(training.state.critics.params)
             training.advance()
@@ -379,12 +382,12 @@ def test_resume_needs_a_checkpoint(tmp_path):
 
 
 def test_the_seeds_of_training_choosing_and_reporting_are_apart():
-    with Training([TINY], [resolve("Pendulum-v1")], [0, 7], 16, 1, 16, 1) as training:
+    with Training([[TINY]], [resolve("Pendulum-v1")], [0, 7], 16, 1, 16, 1) as training:
         assert max(training._reset_seeds()) < MAX_TRAINING_SEED
     evaluations = Schedule().evaluation_episodes * 10**8 // 16  # as many rounds as a hundred million steps
-    assert MAX_TRAINING_SEED <= experts.EVALUATION_SEED
-    assert experts.EVALUATION_SEED + evaluations < experts.CHOOSING_SEED
-    assert experts.CHOOSING_SEED + Schedule().choosing_episodes < experts.REPORTING_SEED
+    assert MAX_TRAINING_SEED <= choosing.EVALUATION_SEED
+    assert choosing.EVALUATION_SEED + evaluations < choosing.CHOOSING_SEED
+    assert choosing.CHOOSING_SEED + Schedule().choosing_episodes < choosing.REPORTING_SEED
 
 
 def test_speed_is_measured():
@@ -393,3 +396,29 @@ def test_speed_is_measured():
     assert 0 < speed["ratio"] < 1.5
     assert 0 <= speed["waiting_for_simulation"] + speed["waiting_for_learning"] <= 1.01
     assert speed["bound_by"] in ("simulation", "learning")
+
+
+def test_environments_may_have_their_own_settings(tmp_path):
+    other = dataclasses.replace(TINY, target_entropy=-3.0)
+    sac = {"Pendulum-v1": [TINY], "hopper": [TINY, other]}
+    out = tmp_path / "out"
+    collect(list(sac), out, steps=320, seeds=(0, 1), num_envs=8, sac=sac, schedule=FEW)
+    for name, number in (("Pendulum-v1", 1), ("hopper", 2)):
+        config = json.loads((out / name / "config.json").read_text())
+        curve = [json.loads(line) for line in (out / name / "curve.jsonl").read_text().splitlines()]
+        assert [setting["target_entropy"] for setting in config["settings"]] == [-1.0, -3.0][:number]
+        assert {(row["setting"], row["seed"]) for row in curve} == set(itertools.product(range(number), (0, 1)))
+        assert "--target-entropy Pendulum-v1=-1.0 hopper=-1.0 hopper=-3.0 --out" in config["command"]
+    with pytest.raises(InputError, match="settings for hopper, but the environments are Pendulum-v1"):
+        collect(["Pendulum-v1"], tmp_path / "none", sac={"hopper": [TINY]})
+    assert not (tmp_path / "none").exists()
+
+
+def test_target_entropies_of_the_command_line():
+    envs = ["hopper", "ant"]
+    assert target_entropies(["-1"], envs) == {"hopper": [-1], "ant": [-1]}
+    assert target_entropies(["hopper=-2", "hopper=-3"], envs) == {"hopper": [-2, -3], "ant": [-1]}
+    assert target_entropies(["-0.5", "ant=-2"], envs) == {"hopper": [-0.5], "ant": [-2]}
+    for text, match in (("walker2d=-1", "is none of the environments"), ("hopper=x", "VALUE a number")):
+        with pytest.raises(InputError, match=match):
+            target_entropies([text], envs)

@@ -20,6 +20,8 @@ from rich.console import Console
 
 from demosift.algorithms import WBCU, DemoDICE
 from demosift.cli import main
+from demosift.data import read_dataset, write_dataset
+from demosift.environments import reference_returns
 from demosift.experiments import padding, program
 from demosift.experiments.cells import Cell, DataKey, Schedule, make_algorithm
 from demosift.experiments.coverage import coverage, mixing
@@ -33,6 +35,7 @@ from demosift.experiments.store import Store, lines_of, program_id
 from demosift.experiments.view import View, duration
 from demosift.policy import Layer, Policy
 from demosift.report.groups import num_averaged
+from demosift.shipped import shipped_policy
 from demosift.simulate import Rollouts
 from demosift.types import Dataset, Demonstrations, InputError, Origin, Transitions
 
@@ -41,6 +44,7 @@ SCHEDULE = Schedule(every=EVERY, episodes=2, early_episodes=1)
 TINY = {"hidden": (4, 4), "batch_size": 4}
 SIZES = {"hopper": (11, 3), "ant": (27, 8)}
 TRAINING_ROWS = 30
+REFERENCE = {"name": "demosift", "random": 0.0, "expert": 1000.0}
 
 
 def random_data(key: DataKey) -> Prepared:
@@ -54,7 +58,7 @@ def random_data(key: DataKey) -> Prepared:
         ends = np.arange(1, rows + 1) % 6 == 0
         return Dataset(Transitions(obs, action, np.ones(rows, np.float32), next_obs, ends), np.zeros(rows, bool))
 
-    return Prepared(key, Demonstrations(dataset(18), dataset(TRAINING_ROWS)), {"noise": key.seed})
+    return Prepared(key, Demonstrations(dataset(18), dataset(TRAINING_ROWS)), {"noise": key.seed}, REFERENCE)
 
 
 def cell(method: str = "bc", seed: int = 0, env: str = "hopper", **settings: Any) -> Cell:
@@ -119,7 +123,7 @@ def test_the_id_follows_every_bit_of_the_data():
     (one,) = planned(cell())
     obs = one.data.demonstrations.expert.transitions.obs
     obs[0, 0] = np.nextafter(obs[0, 0], np.float32(9))
-    changed = Prepared(one.data.key, one.data.demonstrations, {})
+    changed = Prepared(one.data.key, one.data.demonstrations, {}, {})
     assert one.cell.id(changed.sha256) != one.id
 
 
@@ -226,6 +230,22 @@ def test_recordings_are_kept_for_another_machine(recordings: Path, monkeypatch: 
     assert oracle.recipe["drawn"] == first.recipe["drawn"]
     for part in (0, 1):  # every method sees states through the same normaliser
         np.testing.assert_array_equal(oracle.normaliser("supplementary")[part], first.normaliser("supplementary")[part])
+
+
+def test_a_replays_scores_are_measured_by_its_own_expert(recordings: Path, tmp_path: Path):
+    known = reference_returns()["demosift"]["hopper"]
+    noisy = Preparation(recordings)(DataKey("hopper", "noisy-expert", 4, pool=10))
+    assert noisy.reference == {"name": "demosift", **{who: known[who]["mean"] for who in ("random", "expert")}}
+
+    medium = shipped_policy("hopper", "medium")
+    medium.save(tmp_path / "expert.safetensors")
+    write_dataset(noisy.demonstrations.expert, tmp_path / "replay.hdf5")
+    preparation = Preparation(tmp_path / "data")
+    replay = preparation(DataKey("hopper", "full-replay", 0, pool=2, replay=str(tmp_path)))
+    returns = read_dataset(tmp_path / "data" / "hopper-full-replay-2.hdf5").returns()
+    assert len(returns) == 2
+    assert replay.reference["expert"] == pytest.approx(returns.mean(), abs=1e-4)
+    assert replay.reference["random"] == known["random"]["mean"]
 
 
 # Plans
@@ -517,7 +537,7 @@ def test_a_result_says_how_it_was_made(tmp_path: Path):
     assert content["recipe"] == {"noise": 0}
     assert content["data"]["sha256"] == one.data.sha256
     assert {"versions", "commit", "hardware", "device", "wall_seconds", "reference", "trained_together"} <= set(content)
-    assert set(content["evaluations"][0]) == {"iteration", "returns", "lengths", "score", "metrics"}
+    assert set(content["evaluations"][0]) == {"iteration", "returns", "lengths", "metrics"}
     assert program_id(["a", "b"]) != program_id(["b", "a"])
 
 

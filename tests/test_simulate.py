@@ -14,8 +14,9 @@ from test_policy import make_policy
 
 from demosift import environments
 from demosift.policy import RandomPolicy
-from demosift.simulate import Episode, Rollouts, SimulationError, Simulators, episode_seeds, rollout
+from demosift.simulate import Episode, Rollouts, Simulators, episode_seeds, rollout
 from demosift.types import InputError
+from demosift.workers import SimulationError
 
 JOBS = [(member, 100 * member + index) for index in range(7) for member in (2, 0, 1)]  # more than live at once
 

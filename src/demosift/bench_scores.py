@@ -6,14 +6,19 @@ Three measures, each with its target. None of what they are judged by is shown t
     haystack       precision among the best 20 of 2,000 episodes; 20 are the expert's, the rest medium and random
     full-replay    Spearman correlation of an episode's mean log-weight and its return
 
-A full replay takes hours to collect (`--replay` names a folder with one for each environment). Without it, a ladder of
-policies stands in: the expert's and the medium one's networks, each with its weights disturbed a little more than the
-one before it, whose episodes cover the range of returns from random to expert.
+The last needs replays (`--replay DIR`, with what `demosift collect` wrote for an environment in DIR/ENV), and is left
+out for environments that have none there.
+
+Results are rows of a file (`--out FILE.json`), each with the digest of its data and the scorer's settings. A row that
+is there already is not measured again, so that an interrupted bench goes on and parts of it may run at other times;
+tables of all rows lie beside it in FILE.md.
 """
 
+import json
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +26,26 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from demosift import environments
-from demosift.collect.record import as_dataset, record
+from demosift.collect.record import record
 from demosift.collect.tasks import ORIGINS, make_task
-from demosift.policy import Layer, Policy, RandomPolicy
-from demosift.runs import provenance
+from demosift.data.atomic import atomic_write, write_json
+from demosift.policy import RandomPolicy
+from demosift.runs import digest, plain, provenance
 from demosift.shipped import shipped_policy
 from demosift.sift.calibration import area_under_curve
-from demosift.sift.scorers import DEFAULT, SCORERS
+from demosift.sift.scorers import DEFAULT, SCORERS, make_scorer
 from demosift.sift.scoring import Scored, score
-from demosift.simulate import Job, episode_seeds, rollout
 from demosift.types import Dataset, Demonstrations, InputError, Origin, Transitions
 
-TARGETS = {"noisy-expert": 0.97, "haystack": 0.95, "full-replay": 0.8, "ladder": 0.8}
+TARGETS = {"noisy-expert": 0.97, "haystack": 0.95, "full-replay": 0.8}
 HIGHER = {("noisy-expert", "halfcheetah"): 0.99, ("noisy-expert", "ant"): 0.99}
 NEEDLES, HAY = 20, 990  # episodes of the expert's; of the medium and of the random policy each
-RUNGS, DISTURBED = 40, 0.6
-REPEATED = (DEFAULT, "neighbours")  # measured with every seed; the others with the first
+REPEATED = (DEFAULT, "neighbours")  # measured with every seed and three members; the others with the first and one
+
+HAYSTACKS = ("hopper",)  # the others' 2,000 episodes take minutes to record
 
 Row = dict[str, Any]
+Key = tuple[str, str, int, str]  # measure, environment, seed, scorer
 
 
 def target(measure: str, env: str) -> float:
@@ -64,7 +71,9 @@ def precision(scored: Scored, pile: Dataset) -> float:
 
 
 def correlation(scored: Scored, pile: Dataset) -> float:
-    return float(spearmanr(pile_scores(scored), pile.returns())[0])  # type: ignore[arg-type]
+    """Of mean log-weight and return; zero where all episodes weigh the same."""
+    mean = pile_scores(scored)
+    return float(spearmanr(mean, pile.returns())[0]) if np.ptp(mean) > 0 else 0.0  # type: ignore[arg-type]
 
 
 def haystack(env: str, seed: int) -> Demonstrations:
@@ -82,67 +91,106 @@ def haystack(env: str, seed: int) -> Demonstrations:
     return Demonstrations(expert.take(slice(first)), replace(pile, origin=Origin(code, ORIGINS)))
 
 
-def ladder(env: str, seed: int, episodes: int = 5) -> Demonstrations:
-    """One expert episode, and episodes of policies that are further and further from it."""
-    spec, rng = environments.resolve(env), np.random.default_rng(seed)
-    expert = record(shipped_policy(env, "expert"), 1, spec, seed=seed)
-    parts = []
-    for level in ("expert", "medium"):
-        policy = disturb(shipped_policy(env, level), np.linspace(0, DISTURBED, RUNGS), rng)
-        seeds = episode_seeds(RUNGS * episodes, f"ladder of {env}", seed)
-        jobs = [Job(index % RUNGS, episode_seed) for index, episode_seed in enumerate(seeds)]
-        parts.append(as_dataset(rollout(policy, spec, jobs, record=True), spec, {}))
-    return Demonstrations(expert, _join(parts))
-
-
-def disturb(policy: Policy, amounts: np.ndarray, rng: np.random.Generator) -> Policy:
-    """A member for each amount: every kernel with noise of that many of its own deviations."""
-    many = policy.members([0] * len(amounts))
-    layers = []
-    for kernel, bias in many.layers:
-        noise = rng.standard_normal(kernel.shape) * amounts[:, None, None] * kernel[0].std()
-        layers.append(Layer((kernel + noise).astype(np.float32), bias))
-    return replace(many, layers=tuple(layers))
-
-
 def _join(datasets: Sequence[Dataset]) -> Dataset:
     transitions = Transitions(*map(np.concatenate, zip(*(each.transitions for each in datasets), strict=True)))
     return Dataset(transitions, np.concatenate([each.timeout for each in datasets]), datasets[0].environment)
 
 
-JUDGES = {"noisy-expert": separation, "haystack": precision, "full-replay": correlation, "ladder": correlation}
+JUDGES = {"noisy-expert": separation, "haystack": precision, "full-replay": correlation}
 
 
 def make_data(measure: str, env: str, seed: int, replay: str | None) -> Demonstrations:
     match measure:
         case "haystack":
             return haystack(env, seed)
-        case "ladder":
-            return ladder(env, seed)
         case "full-replay":
             return make_task(f"{env}/full-replay", seed, replay=Path(replay or "", env))
         case _:
             return make_task(f"{env}/{measure}", seed)
 
 
-def measure_scorer(measure: str, env: str, seed: int, scorer: str, data: Demonstrations) -> Row:
+def key(row: Row) -> Key:
+    return row["measure"], row["env"], row["seed"], row["scorer"]
+
+
+def request(measure: str, env: str, seed: int, scorer: str, data: Demonstrations) -> Row:
+    """What a result is about: its key, the data's digest and the scorer's settings."""
     assert data.supplementary is not None
-    began = time.perf_counter()
-    scored = score(data.expert, data.supplementary, scorer=scorer, seed=seed)
-    seconds = time.perf_counter() - began
+    arrays = {
+        f"{name}/{field}": array
+        for name, part in (("expert", data.expert), ("supplementary", data.supplementary))
+        for field, array in (*part.transitions._asdict().items(), ("timeout", part.timeout))
+    }
+    origin = data.supplementary.origin
+    settings = asdict(make_scorer(scorer))  # type: ignore[call-overload]
     return {
         "measure": measure,
         "env": env,
         "seed": seed,
         "scorer": scorer,
-        "value": JUDGES[measure](scored, data.supplementary),
-        "target": target(measure, env),
-        "rows": len(data.supplementary),
-        "episodes": data.supplementary.num_episodes,
+        "members": 3 if scorer in REPEATED else 1,
+        "settings": {name: plain(value) for name, value in settings.items()},
+        "data": digest(arrays if origin is None else {**arrays, "origin": origin.code}),
+    }
+
+
+def measure_scorer(asked: Row, data: Demonstrations) -> Row:
+    pile = data.supplementary
+    assert pile is not None
+    began = time.perf_counter()
+    scored = score(data.expert, pile, scorer=asked["scorer"], members=asked["members"], seed=asked["seed"])
+    return {
+        **asked,
+        "value": JUDGES[asked["measure"]](scored, pile),
+        "target": target(asked["measure"], asked["env"]),
+        "rows": len(pile),
+        "episodes": pile.num_episodes,
         "held_out_auc": scored.summary["held_out"]["auc"],
         "kept": scored.summary["kept"],
-        "seconds": round(seconds, 1),
+        "seconds": round(time.perf_counter() - began, 1),
     }
+
+
+class Results:
+    """Finished rows, in memory and, with a path, in a file that others may add to meanwhile."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.rows: dict[Key, Row] = {}
+        self.read()
+
+    def read(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            self.rows = {key(row): row for row in json.loads(self.path.read_text(encoding="utf-8"))["results"]}
+            self.ordered()  # every name is known
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path}: not results of demosift bench scores") from error
+
+    def has(self, asked: Row) -> bool:
+        row = self.rows.get(key(asked), {})
+        return all(row.get(name) == value for name, value in asked.items())
+
+    def add(self, row: Row) -> None:
+        self.read()
+        self.rows[key(row)] = row
+        if self.path is not None:
+            write_json(self.path, self.answer())
+            with atomic_write(self.path.with_suffix(".md")) as temporary:
+                temporary.write_text(f"{tables(self.ordered())}\n", encoding="utf-8")
+
+    def ordered(self) -> list[Row]:
+        places = [list(TARGETS), list(environments.SHORT_NAMES), list(SCORERS)]
+
+        def place(row: Row) -> tuple[int, ...]:
+            names = zip(places, (row["measure"], row["env"], row["scorer"]), strict=True)
+            return (*(known.index(name) for known, name in names), row["seed"])
+
+        return sorted(self.rows.values(), key=place)
+
+    def answer(self) -> Row:
+        return {"results": self.ordered(), "default": DEFAULT, **provenance()}
 
 
 def bench_scores(
@@ -150,40 +198,94 @@ def bench_scores(
     envs: Sequence[str] | None = None,
     seeds: int = 3,
     replay: str | None = None,
+    measures: Sequence[str] | None = None,
+    out: str | None = None,
 ) -> tuple[Row, str]:
     """Every scorer on every pile. With `replay`, a folder that holds what `collect` wrote for each environment."""
-    scorers, envs = list(scorers or SCORERS), list(envs or environments.SHORT_NAMES)
+    scorers = _known("scorer", scorers, SCORERS)
+    envs = _known("environment", envs, environments.SHORT_NAMES)
+    measures = _known("measure", measures, TARGETS)
+    if out is not None and Path(out).suffix != ".json":
+        raise InputError(f"{out}: results of bench scores are a .json file; tables are written beside it")
+    results = Results(None if out is None else Path(out))
+    for measure in measures:
+        for env in envs:
+            if measure == "haystack" and env not in HAYSTACKS:
+                continue
+            if measure == "full-replay" and not (replay and Path(replay, env).is_dir()):
+                continue
+            for seed in range(seeds if measure == "noisy-expert" else 1):
+                chosen = [name for name in scorers if seed == 0 or name in REPEATED]
+                if chosen:
+                    measure_pile(measure, env, seed, chosen, make_data(measure, env, seed, replay), results)
+    return results.answer(), tables(results.ordered())
+
+
+def _known(what: str, given: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    known = list(known)
+    for name in given or ():
+        if name not in known:
+            raise InputError(f"bench: unknown {what} {name!r}; there are {', '.join(known)}")
+    return list(given or known)
+
+
+def measure_pile(
+    measure: str, env: str, seed: int, scorers: Sequence[str], data: Demonstrations, results: Results
+) -> None:
     for name in scorers:
-        if name not in SCORERS:
-            raise InputError(f"bench: unknown scorer {name!r}; there are {', '.join(SCORERS)}")
-    piles = [("noisy-expert", env) for env in envs]
-    piles += [("full-replay" if replay else "ladder", env) for env in envs]
-    piles += [("haystack", env) for env in envs if env == "hopper"]  # the others' 2,000 episodes take minutes to record
-    rows = []
-    for measure, env in piles:
-        for seed in range(seeds if measure == "noisy-expert" else 1):
-            chosen = [name for name in scorers if seed == 0 or name in REPEATED]
-            data = make_data(measure, env, seed, replay) if chosen else None
-            rows += [measure_scorer(measure, env, seed, name, data) for name in chosen if data is not None]
-    answer = {"results": rows, "default": DEFAULT, **provenance()}
-    return answer, table(rows)
+        asked = request(measure, env, seed, name, data)
+        if not results.has(asked):
+            results.add(measure_scorer(asked, data))
+            report(results.rows[key(asked)])
+
+
+def report(row: Row) -> None:
+    """On the way, for whoever waits at a terminal."""
+    if sys.stderr.isatty():
+        where = f"{row['measure']} {row['env']} {row['seed']}"
+        print(f"{where}: {row['scorer']} {row['value']:.4f} in {row['seconds']:.0f} s", file=sys.stderr)
+
+
+TITLES = {
+    "noisy-expert": "Noisy expert: AUC of clean against noisy rows",
+    "haystack": f"Haystack: the expert's among the best {NEEDLES} of {NEEDLES + 2 * HAY:,} episodes",
+    "full-replay": "Full replay: rank correlation of an episode's mean log-weight and its return",
+}
+
+
+NOTE = (
+    f"What `demosift bench scores` measured. {' and '.join(REPEATED)} score noisy experts with every seed (the mean, "
+    "then the lowest) and everything with three members; the others, whose training is slow, with the first seed and "
+    "one member. An asterisk: below the target. Seconds: the median; compiling, training and scoring."
+)
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A table for each measure in Markdown."""
+    measures = dict.fromkeys(row["measure"] for row in rows)
+    parts = [f"**{TITLES[each]}**\n\n{table([r for r in rows if r['measure'] == each])}" for each in measures]
+    return "\n\n".join([NOTE, *parts])
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line per scorer in Markdown: means over seeds, those below the target marked with an asterisk."""
+    """Of one measure, a line per scorer: means over seeds, then the lowest; missed targets have an asterisk."""
     columns = list(dict.fromkeys((row["measure"], row["env"]) for row in rows))
     lines = [
-        "| scorer | " + " | ".join(f"{measure} {env}" for measure, env in columns) + " | seconds |",
-        "| --- |" + " --- |" * (len(columns) + 1),
-        "| *target* | " + " | ".join(f"*{target(*column):g}*" for column in columns) + " | |",
+        "| scorer | members | " + " | ".join(env for _, env in columns) + " | seconds |",
+        "| --- |" + " --- |" * (len(columns) + 2),
+        "| *target* | | " + " | ".join(f"*{target(*column):g}*" for column in columns) + " | |",
     ]
     for scorer in dict.fromkeys(row["scorer"] for row in rows):
         own = [row for row in rows if row["scorer"] == scorer]
-        cells = []
-        for column in columns:
-            values = [row["value"] for row in own if (row["measure"], row["env"]) == column]
-            missed = "\\*" if values and np.mean(values) < target(*column) else ""
-            cells.append(f"{np.mean(values):.4f}{missed}" if values else "")
+        cells = [cell([row for row in own if (row["measure"], row["env"]) == column]) for column in columns]
         seconds = np.median([row["seconds"] for row in own])
-        lines.append(f"| {scorer} | " + " | ".join(cells) + f" | {seconds:.0f} |")
+        lines.append(f"| {scorer} | {own[0]['members']} | " + " | ".join(cells) + f" | {seconds:.0f} |")
     return "\n".join(lines)
+
+
+def cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    values = [row["value"] for row in rows]
+    lowest = f" ({min(values):.3f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{lowest}" + ("\\*" if min(values) < rows[0]["target"] else "")

@@ -115,8 +115,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub.add_argument(
         "--discount", type=float, nargs="+", default=[0.99], help="several make more agents (default: 0.99)"
     )
-    about = "per action dimension; several make more agents (default: -1)"
-    sub.add_argument("--target-entropy", type=float, nargs="+", default=[-1.0], help=about)
+    about = "per action dimension; several make more agents, ENV=VALUE those of one environment (default: -1)"
+    sub.add_argument("--target-entropy", nargs="+", default=["-1"], metavar="VALUE", help=about)
     sub.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
     sub.add_argument("--keep-checkpoint", action="store_true", help="keep what a later, longer run would resume from")
     sub.add_argument("--time-limit", type=float, help="checkpoint and stop after this many seconds")
@@ -189,10 +189,13 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub = verb("bench", run_bench, "speed, as fractions of this machine's limit; or how good the scorers are")
     what = ["speed", "scores", "scale"]
     sub.add_argument("what", nargs="?", choices=what, default=what[0], help="default: speed")
+    sub.add_argument("--measures", nargs="+", metavar="NAME", help="scores: noisy-expert, haystack, full-replay")
     sub.add_argument("--scorers", nargs="+", metavar="NAME", help="scores: default: all")
     sub.add_argument("--envs", nargs="+", metavar="ENV", help="scores: default: all four")
     sub.add_argument("--seeds", type=positive, default=3, help="scores: draws of each task (default: 3)")
     sub.add_argument("--replay", metavar="DIR", help="scores: holds what collect wrote for each environment")
+    about = "scores, scale: results go there, tables beside it; scores already there are not measured again"
+    sub.add_argument("--out", metavar="FILE.json", help=about)
     sub.add_argument("--rows", type=positive, nargs="+", help="scale: sizes of the pile (default: 100k, 1M, 20M)")
     sub.add_argument("--members", type=positive, nargs="+", default=[1, 5, 20], help="default: 1 5 20")
     sub.add_argument("--algorithms", nargs="+", help="default: all")
@@ -300,16 +303,23 @@ def run_demo(options: argparse.Namespace) -> Answer:
 
 
 def run_collect(options: argparse.Namespace) -> Answer:
-    from demosift.collect.experts import Schedule, collect
+    from demosift.collect.choosing import Schedule
+    from demosift.collect.experts import collect
     from demosift.collect.sac import SAC
 
-    choices = itertools.product(options.discount, options.target_entropy)
+    entropies = target_entropies(options.target_entropy, options.env)
     result = collect(
         options.env,
         options.out,
         steps=options.steps,
         seeds=range(options.seed, options.seed + options.seeds),
-        sac=[SAC(discount=discount, target_entropy=entropy) for discount, entropy in choices],
+        sac={
+            env: [
+                SAC(discount=discount, target_entropy=entropy)
+                for discount, entropy in itertools.product(options.discount, own)
+            ]
+            for env, own in entropies.items()
+        },
         resume=options.resume,
         keep_checkpoint=options.keep_checkpoint,
         time_limit=options.time_limit,
@@ -320,6 +330,20 @@ def run_collect(options: argparse.Namespace) -> Answer:
     if not result.finished:
         lines.append(f"stopped at step {result.step:,}; continue with --resume")
     return answer, "\n".join(lines)
+
+
+def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, list[float]]:
+    """What is said of an environment by name is for it alone, the rest for those of which nothing is said."""
+    named: dict[str | None, list[float]] = {}
+    for text in texts:
+        env, separator, value = text.rpartition("=")
+        if separator and env not in envs:
+            raise InputError(f"--target-entropy {text}: {env!r} is none of the environments, {', '.join(envs)}")
+        try:
+            named.setdefault(env if separator else None, []).append(float(value))
+        except ValueError:
+            raise InputError(f"--target-entropy {text}: write VALUE or ENV=VALUE, VALUE a number") from None
+    return {env: named.get(env) or named.get(None) or [-1.0] for env in envs}
 
 
 def run_record(options: argparse.Namespace) -> Answer:
@@ -480,24 +504,28 @@ def run_score(options: argparse.Namespace) -> Answer:
 
 def run_filter(options: argparse.Namespace) -> Answer:
     from demosift.sift.filtering import filter_dataset
+    from demosift.sift.progress import waiting
 
-    done = filter_dataset(
-        options.data,
-        options.scores,
-        options.out,
-        threshold=options.threshold,
-        top=options.top,
-        episodes=options.episodes,
-        filter_key=options.filter_key,
-        weights=options.weights,
-    )
+    with waiting(f"filtering {options.data}"):
+        done = filter_dataset(
+            options.data,
+            options.scores,
+            options.out,
+            threshold=options.threshold,
+            top=options.top,
+            episodes=options.episodes,
+            filter_key=options.filter_key,
+            weights=options.weights,
+        )
     return dataclasses.asdict(done), str(done)
 
 
 def run_export(options: argparse.Namespace) -> Answer:
     from demosift.export import export_onnx
+    from demosift.sift.progress import waiting
 
-    done = export_onnx(options.policy, options.out, env=options.env, member=options.member or 0, data=options.data)
+    with waiting(f"exporting {options.policy}"):
+        done = export_onnx(options.policy, options.out, env=options.env, member=options.member or 0, data=options.data)
     return dataclasses.asdict(done), str(done)
 
 
@@ -550,11 +578,12 @@ def run_bench(options: argparse.Namespace) -> Answer:
     if options.what == "scores":
         from demosift.bench_scores import bench_scores
 
-        return bench_scores(options.scorers, options.envs, options.seeds, options.replay)
+        asked = (options.scorers, options.envs, options.seeds, options.replay, options.measures, options.out)
+        return bench_scores(*asked)
     if options.what == "scale":
         from demosift.bench_scale import bench_scale
 
-        return bench_scale(options.rows)
+        return bench_scale(options.rows, options.out)
     from demosift.bench import bench
 
     return bench(options.algorithms, options.members, seconds=options.seconds, collect=options.collect)

@@ -1,82 +1,36 @@
 """`collect`: trains SAC agents and keeps what they leave: an expert, a medium policy, and the whole replay.
 
 All agents, every seed of every environment, train together (`training.py`). Every policy that is evaluated on the way
-is kept. At the end the best late ones meet again on fresh episodes and the best of those becomes the expert; what is
-reported of it comes from episodes that chose nothing: three disjoint sets of seeds.
+is kept, and at the end one of them is chosen to be the expert (`choosing.py`).
 """
 
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from demosift import environments
 from demosift.collect.checkpoint import Arrays, Checkpoint, Note
-from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
-from demosift.collect.training import MAX_TRAINING_SEED, Member, Training
+from demosift.collect.choosing import EVALUATION_SEED, Row, Schedule, choose, statistics
+from demosift.collect.replay import replay_dataset
+from demosift.collect.sac import SAC
+from demosift.collect.status import Progress, progress_bar, status
+from demosift.collect.training import Member, Training
 from demosift.data import write_dataset, write_json
 from demosift.data.atomic import atomic_write
-from demosift.policy import Layer, Policy
+from demosift.policy import Policy
 from demosift.runs import json_line, provenance
 from demosift.simulate import Episode, Rollouts, available_cores
-from demosift.types import Dataset, EnvironmentSpec, InputError, Transitions
-
-EVALUATION_SEED, CHOOSING_SEED, REPORTING_SEED = MAX_TRAINING_SEED, 2_000_000_000, 3_000_000_000
-"""Where the reset seeds of the three sets of episodes begin; training's own are below the first."""
+from demosift.types import EnvironmentSpec, InputError
 
 SHOW_SECONDS = 1.0
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When things happen, in environment steps of one agent, and how expert and medium are chosen."""
-
-    random_steps: int = 5_000  # uniform actions and no updates before
-    evaluate_every: int = 10_000
-    evaluation_episodes: int = 10
-    annealed_share: float = 0.3  # over this last part of training the learning rate falls to zero
-    candidate_share: float = 1 / 3  # evaluations in this last part of training name candidates for the expert
-    num_finalists: int = 12  # candidates that are evaluated again
-    choosing_episodes: int = 50  # for each finalist
-    reporting_episodes: int = 20  # for the expert and the medium policy, once they are chosen
-    checkpoint_seconds: float = 30.0
-
-
-@dataclass(frozen=True)
-class Status:
-    """Where a run stands: what the progress bar shows."""
-
-    step: int
-    steps: int
-    steps_per_second: float  # of one agent
-    simulating: float  # share of the time spent waiting for the simulators
-    learning: float  # share of the time spent waiting for the device
-    seconds_left: float
-    returns: dict[str, float]  # the last evaluation of each environment, the mean over its seeds
-    lengths: dict[str, float]
-    temperature: float
-
-    def __str__(self) -> str:
-        returns = " ".join(f"{name} {value:.0f} ({self.lengths[name]:.0f})" for name, value in self.returns.items())
-        return (
-            f"step {self.step:,}/{self.steps:,}  {self.steps_per_second:.0f} steps/s  left {self.seconds_left:.0f} s  "
-            f"waiting for simulation {self.simulating:.0%}, learning {self.learning:.0%}  "
-            f"temperature {self.temperature:.3f}  return (length): {returns or 'none yet'}"
-        )
-
-
-Progress = Callable[[Status], None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +50,7 @@ def collect(
     steps: int = 1_000_000,
     seeds: Sequence[int] = (0,),
     num_envs: int = 16,
-    sac: SAC | Sequence[SAC] = SAC(),  # noqa: B008  frozen
+    sac: SAC | Sequence[SAC] | Mapping[str, Sequence[SAC]] = SAC(),  # noqa: B008  frozen
     schedule: Schedule = Schedule(),  # noqa: B008  frozen
     resume: bool = False,
     keep_checkpoint: bool = False,
@@ -105,6 +59,8 @@ def collect(
     progress: bool | Progress | None = None,
 ) -> Collected:
     """Train SAC in the named environments, all environments, settings and seeds together, and write what it makes.
+
+    Every environment gets an agent for each setting and seed; `sac` may name the settings of each environment.
 
     In `out`, or with several environments in a folder of `out` for each:
 
@@ -121,7 +77,7 @@ def collect(
     """
     began = time.monotonic()
     specs = _resolve(names)
-    settings = [sac] if isinstance(sac, SAC) else list(sac)
+    settings = _settings(sac, names)
     seeds = [int(seed) for seed in seeds]
     plan = Plan(specs, _claim(Path(out), specs, resume), steps, seeds, num_envs, settings, schedule)
     plan.check()
@@ -154,7 +110,7 @@ def collect(
             for num_rounds in checkpoint.evaluated_rounds():
                 if num_rounds <= training.num_rounds and (snapshot := checkpoint.read_policies(num_rounds)) is not None:
                     evaluations.submit(num_rounds, snapshot)  # only what the curve does not have yet
-        with _progress(progress) as show:
+        with progress_bar(progress) as show:
             _train(plan, training, evaluations, checkpoint, note, began, time_limit, show)
         speed = training.speed()
         if training.num_rounds < plan.num_rounds:
@@ -162,6 +118,8 @@ def collect(
 
         training.close()  # its processes would compete with the last evaluations
         evaluations.gather(wait=True)
+        rollouts.close()
+        rollouts = stack.enter_context(Rollouts(num_workers))  # nothing else needs the cores now
         results = {}
         for index, label in enumerate(plan.labels):
             wall_seconds = round(note["wall_seconds"] + time.monotonic() - began, 1)
@@ -175,13 +133,17 @@ def collect(
 def _command(plan: "Plan") -> str:
     """What makes this again, as one would type it."""
     schedule, seeds = plan.schedule, plan.seeds
-    discounts = dict.fromkeys(setting.discount for setting in plan.settings)
-    entropies = dict.fromkeys(setting.target_entropy for setting in plan.settings)
+    discounts = dict.fromkeys(setting.discount for own in plan.settings for setting in own)
+    entropies = [[*dict.fromkeys(setting.target_entropy for setting in own)] for own in plan.settings]
+    if all(own == entropies[0] for own in entropies):
+        told = [str(entropy) for entropy in entropies[0]]
+    else:
+        told = [f"{name}={entropy}" for name, own in zip(plan.labels, entropies, strict=True) for entropy in own]
     return (
         f"demosift collect {' '.join(plan.labels)} --steps {plan.num_rounds * plan.num_envs} --seed {seeds[0]} "
         f"--seeds {len(seeds)} --evaluate-every {schedule.evaluate_every} "
         f"--episodes {schedule.evaluation_episodes} --discount {' '.join(map(str, discounts))} "
-        f"--target-entropy {' '.join(map(str, entropies))} --out DIR"
+        f"--target-entropy {' '.join(told)} --out DIR"
     )
 
 
@@ -194,7 +156,7 @@ class Plan:
     steps: int
     seeds: Sequence[int]
     num_envs: int
-    settings: Sequence[SAC]
+    settings: Sequence[Sequence[SAC]]  # of each environment
     schedule: Schedule
 
     @property
@@ -213,14 +175,15 @@ class Plan:
             "seeds": list(self.seeds),
             "num_envs": self.num_envs,
             "random_steps": self.schedule.random_steps,
-            "settings": [dataclasses.asdict(setting) for setting in self.settings],
+            "settings": [[dataclasses.asdict(setting) for setting in own] for own in self.settings],
         }
         return json.loads(json.dumps(identity))  # as a checkpoint gives it back
 
     def check(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise InputError(f"collect: needs one or more different seeds, none negative, not {self.seeds}")
-        if not self.settings or len({(s.hidden, s.batch_size) for s in self.settings}) > 1:
+        shapes = {(setting.hidden, setting.batch_size) for own in self.settings for setting in own}
+        if not all(self.settings) or len(shapes) > 1:
             raise InputError("collect: needs one or more settings, of the same layers and batch size")
         if self.steps < 1 or self.num_envs < 1:
             raise InputError(f"collect: steps ({self.steps}) and num_envs ({self.num_envs}) must be at least 1")
@@ -271,7 +234,7 @@ def _train(
         now = time.monotonic()
         if now - last_shown > SHOW_SECONDS:
             evaluations.gather(wait=False)
-            show(_status(training, note["curve"], plan.num_rounds))
+            show(status(training, note["curve"], plan.num_rounds))
             last_shown = now
         if now - last_checkpoint > plan.schedule.checkpoint_seconds:
             write_checkpoint()
@@ -281,7 +244,7 @@ def _train(
     if training.num_rounds == plan.num_rounds and training.num_rounds not in evaluations.rounds:
         evaluate()
     write_checkpoint()
-    show(_status(training, note["curve"], plan.num_rounds))
+    show(status(training, note["curve"], plan.num_rounds))
     checkpoint.flush()
     note["wall_seconds"] = wall_before
 
@@ -299,7 +262,7 @@ def _finish(
             raise InputError(f"{checkpoint.folder}: the policies of step {row['step']} are damaged; begin elsewhere")
         return training.policy(snapshot, index, [Member(index, row["setting"], row["seed"])])
 
-    choice = _choose(curve, plan.steps, plan.schedule, load, rollouts)
+    choice = choose(curve, plan.steps, plan.schedule, load, rollouts)
     member = training.members.index(Member(index, choice.setting, choice.seed))
     rows = np.concatenate([*checkpoint.read_rows(slice(member, member + 1))])[:, :, 0]
     replay = replay_dataset(rows, training.padded, training.sizes[index], note["cuts"])
@@ -307,6 +270,7 @@ def _finish(
     result = {"expert": choice.expert.report, "medium": choice.medium.report}
     config = {
         **plan.identity,
+        "settings": plan.identity["settings"][index],
         "environment": dataclasses.asdict(spec),
         "steps": plan.steps,
         "schedule": dataclasses.asdict(plan.schedule),
@@ -365,119 +329,9 @@ class Evaluations:
         for rows, future in ready:
             episodes = future.result()
             for member, row in enumerate(rows):
-                row.update(_statistics([episode for episode in episodes if episode.member == member]))
+                row.update(statistics([episode for episode in episodes if episode.member == member]))
                 self.curve.append(row)
         self.curve.sort(key=lambda row: (row["environment"], row["step"], row["setting"], row["seed"]))
-
-
-def _statistics(episodes: Sequence[Episode]) -> Row:
-    returns = np.array([episode.return_ for episode in episodes])
-    lengths = np.array([episode.length for episode in episodes])
-    return {
-        "episodes": len(episodes),
-        "return_mean": float(returns.mean()),
-        "return_std": float(returns.std()),
-        "return_min": float(returns.min()),
-        "length_mean": float(lengths.mean()),
-        "length_min": int(lengths.min()),
-    }
-
-
-def _score(row: Row) -> float:
-    """Mean less spread: an expert that sometimes falls is a poor one to imitate. An agent that diverged comes last."""
-    score = row["return_mean"] - row["return_std"]
-    return score if np.isfinite(score) else -np.inf
-
-
-class Chosen(NamedTuple):
-    policy: Policy
-    report: Row
-
-
-class Choice(NamedTuple):
-    setting: int
-    seed: int
-    expert: Chosen
-    medium: Chosen
-
-
-def _choose(
-    curve: Sequence[Row], steps: int, schedule: Schedule, load: Callable[[Row], Policy], rollouts: Rollouts
-) -> Choice:
-    """The expert, from the best late evaluations of all agents, and the medium policy, from earlier ones of its agent.
-
-    An evaluation on the way has few episodes, so finalists for either meet again on many.
-    """
-
-    def meet(rows: Sequence[Row], first_seed: int, num_episodes: int = schedule.choosing_episodes) -> list[Row]:
-        policy = _stack([load(row) for row in rows])
-        assert policy.environment is not None
-        jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(num_episodes)]
-        episodes = rollouts.run(policy, policy.environment, jobs)
-        return [_statistics([e for e in episodes if e.member == member]) for member in range(len(rows))]
-
-    late = [row for row in curve if row["step"] >= (1 - schedule.candidate_share) * steps]
-    finalists = sorted(late, key=_score, reverse=True)[: schedule.num_finalists]
-    scores = meet(finalists, CHOOSING_SEED)
-    best = max(range(len(finalists)), key=lambda index: _score(scores[index]))
-    expert = finalists[best]
-    third = scores[best]["return_mean"] / 3
-    agent = (expert["setting"], expert["seed"])
-    earlier = [r for r in curve if (r["setting"], r["seed"]) == agent and r["step"] < expert["step"]] or [expert]
-    near = sorted(earlier, key=lambda row: abs(row["return_mean"] - third))[: schedule.num_finalists]
-    returns = [score["return_mean"] for score in meet(near, CHOOSING_SEED)]
-    medium = near[int(np.argmin(np.abs(np.array(returns) - third)))]
-    reports = meet([expert, medium], REPORTING_SEED, schedule.reporting_episodes)
-
-    def named(row: Row) -> Row:
-        return {key: row[key] for key in ("step", "setting", "seed")}
-
-    def chosen(row: Row, report: Row, **more: Any) -> Chosen:
-        return Chosen(load(row), {**named(row), "training": row, **more, "reported": report})
-
-    finals = [{**named(row), **score} for row, score in zip(finalists, scores, strict=True)]
-    return Choice(*agent, chosen(expert, reports[0], finalists=finals), chosen(medium, reports[1]))
-
-
-def _stack(policies: Sequence[Policy]) -> Policy:
-    """One policy whose members are the given ones."""
-    layers = tuple(
-        Layer(*(np.concatenate(parts) for parts in zip(*layer, strict=True)))
-        for layer in zip(*(policy.layers for policy in policies), strict=True)
-    )
-    shift, scale = (np.concatenate([getattr(policy, name) for policy in policies]) for name in ("shift", "scale"))
-    return dataclasses.replace(policies[0], layers=layers, shift=shift, scale=scale)
-
-
-def replay_dataset(
-    rows: Float[np.ndarray, "rounds envs width"], padded: Layout, size: Layout, cuts: Sequence[int] = ()
-) -> Dataset:
-    """The replay of one agent as a dataset: episodes whole, in the order in which they began.
-
-    The agent filled its buffer from `envs` environments in turn, so that neighbours in it belong to different
-    episodes. Here each episode's rows stand together; episodes that began in the same round stand in the order of the
-    environments. The file still runs from the first random episodes to the last skilled ones. Rows before a cut (a
-    resumed run: environments began anew), and the last rows of all, end an episode by a timeout if nothing else ended
-    it.
-    """
-    num_rounds, num_envs, _ = rows.shape
-    end = rows[..., padded.end].copy()
-    for last in (*(cut - 1 for cut in cuts if 0 < cut <= num_rounds), num_rounds - 1):
-        end[last] = np.where(end[last] == RUNNING, TIMEOUT, end[last])
-    began = np.zeros((num_rounds, num_envs), np.int64)
-    began[1:] = np.where(end[:-1] != RUNNING, np.arange(1, num_rounds)[:, None], 0)
-    began = np.maximum.accumulate(began, axis=0)
-    number, env = np.indices(began.shape)
-    order = np.lexsort((number.ravel(), env.ravel(), began.ravel()))
-    flat, end = rows.reshape(-1, padded.width)[order], end.ravel()[order]
-    transitions = Transitions(
-        obs=flat[:, padded.obs][:, : size.obs_dim],
-        action=flat[:, padded.action][:, : size.action_dim],
-        reward=flat[:, padded.reward],
-        next_obs=flat[:, padded.next_obs][:, : size.obs_dim],
-        terminal=end == TERMINAL,
-    )
-    return Dataset(transitions, timeout=end == TIMEOUT)
 
 
 def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
@@ -490,6 +344,15 @@ def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
     if not specs or len({environments.short_name(spec) for spec in specs}) < len(specs):
         raise InputError(f"collect: needs one or more different environments, not {list(names)}")
     return specs
+
+
+def _settings(sac: SAC | Sequence[SAC] | Mapping[str, Sequence[SAC]], names: Sequence[str]) -> list[list[SAC]]:
+    """Those of each environment."""
+    if isinstance(sac, Mapping):
+        if set(sac) != set(names):
+            raise InputError(f"collect: settings for {', '.join(sac)}, but the environments are {', '.join(names)}")
+        return [list(sac[name]) for name in names]
+    return [[sac] if isinstance(sac, SAC) else list(sac)] * len(names)
 
 
 def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Path]:
@@ -509,45 +372,3 @@ def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Pa
 def _write_curve(folder: Path, rows: Sequence[Row]) -> None:
     with atomic_write(folder / "curve.jsonl") as temporary:
         temporary.write_text("".join(json_line(row) for row in rows), encoding="utf-8")
-
-
-def _status(training: Training, curve: Sequence[Row], total_rounds: int) -> Status:
-    speed = training.speed()
-    rate = speed["steps_per_second"]
-    left = (total_rounds - training.num_rounds) * training.num_envs
-    latest: dict[str, list[Row]] = {}
-    for row in curve:
-        newest = latest.setdefault(row["environment"], [row])
-        if row["step"] > newest[0]["step"]:
-            latest[row["environment"]] = [row]
-        elif row is not newest[0]:
-            newest.append(row)
-    temperatures = [row["temperature"] for rows in latest.values() for row in rows if "temperature" in row]
-    return Status(
-        step=training.num_rounds * training.num_envs,
-        steps=total_rounds * training.num_envs,
-        steps_per_second=rate,
-        simulating=speed["waiting_for_simulation"],
-        learning=speed["waiting_for_learning"],
-        seconds_left=left / rate if rate else float("inf"),
-        returns={name: float(np.mean([row["return_mean"] for row in rows])) for name, rows in latest.items()},
-        lengths={name: float(np.mean([row["length_mean"] for row in rows])) for name, rows in latest.items()},
-        temperature=float(np.mean(temperatures)) if temperatures else float("nan"),
-    )
-
-
-@contextmanager
-def _progress(progress: bool | Progress | None) -> Iterator[Progress]:
-    """The given function, or a bar on stderr."""
-    if callable(progress):
-        yield progress
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    show = console.is_terminal if progress is None else progress
-    with Bar(BarColumn(bar_width=20), TextColumn("{task.description}"), console=console, disable=not show) as bar:
-        task = bar.add_task("compiling", total=None)
-        yield lambda status: bar.update(task, description=str(status), completed=status.step, total=status.steps)

@@ -7,6 +7,7 @@ device whole, and the compiled functions write to it, and to the agents' paramet
 """
 
 import itertools
+import operator
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ MAX_TRAINING_SEED = 1_000_000
 
 
 class Member(NamedTuple):
-    """One agent: the index of its environment, that of its setting, and its seed."""
+    """One agent: the index of its environment, that of its setting among those of the environment, and its seed."""
 
     environment: int
     setting: int
@@ -41,7 +42,7 @@ class Training:
 
     def __init__(
         self,
-        settings: Sequence[SAC],
+        settings: Sequence[Sequence[SAC]],
         specs: Sequence[EnvironmentSpec],
         seeds: Sequence[int],
         num_envs: int,
@@ -50,14 +51,19 @@ class Training:
         num_workers: int | None = None,
         annealed_share: float = 0.0,
     ):
-        """Agents for every environment, setting and seed.
+        """Agents for every environment, each of its settings, and every seed.
 
         Over the last `annealed_share` of the rounds that there is room for, the learning rate falls to zero.
         """
         self.specs, self.num_envs = tuple(specs), num_envs
-        self.members = [Member(*each) for each in itertools.product(range(len(specs)), range(len(settings)), seeds)]
+        self.members = [
+            Member(environment, setting, seed)
+            for environment, own in enumerate(settings)
+            for setting, seed in itertools.product(range(len(own)), seeds)
+        ]
         self.sac: SAC = jax.tree.map(
-            lambda *values: jnp.asarray(values, jnp.float32), *(settings[member.setting] for member in self.members)
+            lambda *values: jnp.asarray(values, jnp.float32),
+            *(settings[member.environment][member.setting] for member in self.members),
         )
         self._total_rounds, self._annealed_rounds = capacity_rounds, annealed_share * capacity_rounds
         self.sizes = [Layout(*environments.spaces(spec)) for spec in specs]
@@ -72,7 +78,8 @@ class Training:
         self._keys = jax.vmap(jax.random.key)(jnp.asarray([member.seed for member in self.members], jnp.uint32))
         action_dims = np.array([self.sizes[member.environment].action_dim for member in self.members])
         self._mask = jnp.asarray(np.arange(self.padded.action_dim)[None] < action_dims[:, None], jnp.float32)
-        self.state: State = _init(self.sac, tuple(self.sizes), self.padded, self._keys)
+        counts = [len(own) * len(seeds) for own in settings]
+        self.state: State = _init(self.sac, self.sizes, counts, self.padded, self._keys)
         self.metrics: Metrics | None = None
         self._replay = jnp.zeros((len(self.members), capacity_rounds * num_envs, self.padded.width))
         self._obs: np.ndarray | None = None
@@ -211,11 +218,13 @@ class Training:
         }
 
 
-def _init(sac: SAC, sizes: Sequence[Layout], padded: Layout, keys: Array) -> State:
-    """Every environment's agents; they stand together, as many for each."""
-    leaves, structure = jax.tree.flatten((sac, keys))
-    parts = zip(*(leaf.reshape(len(sizes), -1) for leaf in leaves), strict=True)
-    agents = [_init_agents(size, padded, *structure.unflatten(part)) for size, part in zip(sizes, parts, strict=True)]
+def _init(sac: SAC, sizes: Sequence[Layout], counts: Sequence[int], padded: Layout, keys: Array) -> State:
+    """Every environment's agents, which stand together."""
+    agents, first = [], 0
+    for size, count in zip(sizes, counts, strict=True):
+        own_sac, own_keys = jax.tree.map(operator.itemgetter(slice(first, first + count)), (sac, keys))
+        agents.append(_init_agents(size, padded, own_sac, own_keys))
+        first += count
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *agents)
 
 
@@ -276,7 +285,7 @@ def measure_speed(
     sac = SAC()
     random_steps, capacity = 4 * sac.batch_size, 1_000_000 // num_envs
     with Training(
-        [sac], [environments.resolve(name)], range(num_members), num_envs, capacity, random_steps
+        [[sac]], [environments.resolve(name)], range(num_members), num_envs, capacity, random_steps
     ) as training:
         while training.num_rounds <= training.random_rounds + 1:
             training.advance()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from demosift.environments import reference_returns
 from demosift.experiments.program import Outcome, Planned
 from demosift.experiments.store import Store
 from demosift.runs import Row, provenance
@@ -57,18 +56,12 @@ def result_of(planned: Planned, outcome: Outcome, member: int, made: Row) -> Row
         "data": planned.data.description,
         "recipe": dict(planned.data.recipe),
         "environment": {"id": environment.id, "kwargs": dict(environment.kwargs)},
-        "reference": reference_of(planned.cell.data.env),
+        "reference": planned.data.reference,
         "evaluations": outcome.members[member].evaluations,
         "wall_seconds": round(outcome.wall_seconds, 1),
         "trained_together": len(outcome.members),
         **made,
     }
-
-
-def reference_of(env: str) -> Row:
-    """The returns that scores are measured by: 0 is random, 1 the expert."""
-    known = reference_returns()["demosift"][env]
-    return {"name": "demosift", **{who: known[who]["mean"] for who in ("random", "expert")}}
 
 
 def failure_of(planned: Planned, reason: str) -> Row:

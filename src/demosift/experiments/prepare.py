@@ -17,6 +17,8 @@ from demosift.experiments.cells import DataKey
 from demosift.train import describe_data, with_bounds_of
 from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
+DECIMALS = 4  # of a return, which is in the thousands: what is beyond would only fill files
+
 # What of a collecting run's configuration a reader needs to make the replay again.
 COLLECTED = ("command", "steps", "seeds", "num_envs", "random_steps", "settings", "versions", "commit", "device")
 
@@ -26,6 +28,7 @@ class Prepared:
     key: DataKey
     demonstrations: Demonstrations
     recipe: Mapping[str, Any]
+    reference: Mapping[str, Any]  # the returns that scores are measured by: 0 is random, 1 the expert
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -78,7 +81,16 @@ class Preparation:
         if key.trained_on == "clean":
             # The pile stays beside it for its states' statistics: the oracle's normaliser is everybody's.
             task = Demonstrations(with_clean_rows(task.expert, task.supplementary), task.supplementary)
-        return Prepared(key, task, recipe)
+        return Prepared(key, task, recipe, self.reference(key))
+
+    def reference(self, key: DataKey) -> dict[str, Any]:
+        """Of the shipped expert, measured once; a replay's expert is the collecting agent's, measured by its pool."""
+        known = environments.reference_returns()["demosift"][key.env]
+        measured = {who: known[who]["mean"] for who in ("random", "expert")}
+        if key.replay is None:
+            return {"name": "demosift", **measured}
+        returns = self.sources(key).replay[0].returns()
+        return {"name": "the replay's expert", **measured, "expert": round(float(returns.mean()), DECIMALS)}
 
     def sources(self, key: DataKey) -> Sources:
         shared = (key.env, key.recipe, key.pool, key.replay, key.disjoint)

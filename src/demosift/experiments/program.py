@@ -28,7 +28,7 @@ from demosift.experiments.padding import (
     policy_axis_kinds,
     unpad_leaf,
 )
-from demosift.experiments.prepare import Prepared
+from demosift.experiments.prepare import DECIMALS, Prepared
 from demosift.members import Members, advance, episode_starts, fill, init_members, load_data, named_arrays
 from demosift.policy import Layer, Policy
 from demosift.runs import Row, plain
@@ -39,7 +39,6 @@ CHUNK_ON_DEVICE = 1000
 IN_FLIGHT = 2  # chunks that may wait on the device, so that it never waits for the host
 MOST_PENDING = 4  # evaluations that may lag behind training
 CHECKPOINT_SECONDS = 60.0
-DECIMALS = 4  # of a return, which is in the thousands: what is beyond would only fill files
 
 
 class Planned(NamedTuple):
@@ -189,13 +188,11 @@ class PendingEvaluation(NamedTuple):
         found = {}
         for group, alive, future in self.parts:
             evaluation = Evaluation.of(group.planned[0].data.environment, future.result())
-            scores = evaluation.scores
             for place, member in enumerate(alive):
                 found[member] = {
                     "iteration": self.iteration,
                     "returns": evaluation.returns[place].round(DECIMALS).tolist(),
                     "lengths": evaluation.lengths[place].tolist(),
-                    "score": None if scores is None else round(float(scores[place].mean()), 2 * DECIMALS),
                     "metrics": {name: plain(float(f"{value[member]:.6g}")) for name, value in self.metrics.items()},
                 }
         return found

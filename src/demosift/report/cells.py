@@ -90,14 +90,12 @@ def cell_run(content: Row, where: str) -> Run:
     iteration = np.array([row["iteration"] for row in evaluations], np.int64)
     if (np.diff(iteration) <= 0).any() or iteration[-1] != config["iterations"]:
         raise Unusable(f"{where}: the evaluations do not end at the last iteration")
-    scores = [row.get("score") for row in evaluations]
-    if None in scores and any(score is not None for score in scores):
-        raise Unusable(f"{where}: a score in some evaluations and none in others")
+    returns = np.array([np.mean(row["returns"]) for row in evaluations], np.float64)
     member = Member(
         settings={"algorithm": config["method"], **config["settings"], "seed": config["seed"]},
         iteration=iteration,
-        returns=np.array([np.mean(row["returns"]) for row in evaluations], np.float64),
-        score=None if None in scores else np.array(scores, np.float64),
+        returns=returns,
+        score=normalised(returns, content.get("reference"), where),
         episodes=np.array([len(row["returns"]) for row in evaluations], np.int64),
         diagnostics=cell_diagnostics(evaluations, iteration),
     )
@@ -113,6 +111,17 @@ def cell_run(content: Row, where: str) -> Run:
         "versions": content.get("versions"),
     }
     return Run(where, described, (member,))
+
+
+def normalised(returns: np.ndarray, reference: Any, where: str) -> np.ndarray | None:
+    """By the random and expert returns that the cell names; None where it names none."""
+    if reference is None:
+        return None
+    known = reference if isinstance(reference, dict) else {}
+    random, expert = (float(known[who]) if is_number(known.get(who)) else np.nan for who in ("random", "expert"))
+    if not abs(expert - random) > 0:
+        raise Unusable(f"{where}: reference does not name two different returns, random and expert")
+    return (returns - random) / (expert - random)
 
 
 def cell_diagnostics(evaluations: list[Row], iteration: np.ndarray) -> dict[str, Curve]:

@@ -77,9 +77,7 @@ def read_cells(folder: Path, grids: dict[str, list[str]]) -> tuple[dict[str, Run
             if grids and content["id"] not in wanted:
                 raise Unusable(f"{where}: belongs to no grid in {GRIDS}/; left out")
             run = cell_run(content, where)
-            reference, first = measured_by.setdefault(
-                run.config["environment"]["id"], (content.get("reference"), where)
-            )
+            reference, first = measured_by.setdefault(run.config["task"], (content.get("reference"), where))
             if content.get("reference") != reference:
                 raise Unusable(f"{where}: its scores are measured by other reference returns than those of {first}")
             cells[content["id"]] = run

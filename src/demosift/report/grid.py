@@ -41,12 +41,12 @@ def read_grids(results: Results) -> list[Grid]:
 
 
 def references(runs: tuple[Run, ...]) -> dict[str, Mapping[str, float]]:
-    """Each environment's random and expert return, as its cells tell; they agree, or the cells were refused."""
+    """Each task's random and expert return, as its cells tell; they agree, or the cells were refused."""
     found = {}
     for run in runs:
         reference = run.config.get("reference")
         if isinstance(reference, dict) and all(is_number(reference.get(who)) for who in ("random", "expert")):
-            found[run.config["task"].partition("/")[0]] = reference
+            found[run.config["task"]] = reference
     return found
 
 

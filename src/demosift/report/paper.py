@@ -144,7 +144,8 @@ def paper_tables(panels: Sequence[Panel], references: Mapping[str, Mapping[str, 
         own = {panel.task.partition("/")[0]: panel for panel in panels if panel.recipe == recipe and panel.task}
         own = {env: panel for env, panel in own.items() if panel.scale == "score" and env in paper["environments"]}
         if own:
-            tables.append(paper_table(recipe, own, references, paper))
+            known = {env: references[f"{env}/{recipe}"] for env in own if f"{env}/{recipe}" in references}
+            tables.append(paper_table(recipe, own, known, paper))
     return tables
 
 
@@ -161,7 +162,7 @@ def paper_table(
         recipe=recipe,
         envs=envs,
         rows=rows,
-        references={env: references[env] for env in envs if env in references},
+        references=references,
         iterations=tuple(sorted({int(series.members[0].iteration[-1]) for series in every})),
         seeds=tuple(sorted({len(series.members) for series in every})),
         averaged=tuple(sorted({series.num_averaged() for series in every})),

@@ -5,12 +5,14 @@ gives a model's log-ratios of any rows: perhaps several per row, of which `calib
 shown rewards, or anything else but states and actions.
 """
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from demosift.sift.calibration import Coefficients, fit_coefficients
@@ -25,7 +27,7 @@ Action = Shaped[np.ndarray, "rows action"]
 Features = Float[np.ndarray, "features rows"]
 
 EVERY, PATIENCE = 250, 4  # held-out losses are taken that often, and may fail to improve that many times
-RESAMPLED, RESAMPLED_REFERENCE = 65_536, 4_096  # rows drawn by weight: to train on, and to compare with
+RESAMPLED = 65_536  # rows drawn by weight, to train on
 
 
 class Fitted(Protocol):
@@ -49,18 +51,32 @@ class Scorer(Protocol):
     def fit(self, pool: Pool, seed: int, report: Report) -> Fitted: ...
 
 
+def features_by_models(
+    fitted: Fitted, model_of: Int[np.ndarray, "members rows"], obs: Obs, action: Action
+) -> Float[np.ndarray, "members features rows"]:
+    """Each row's by one model of every member. Models are applied in parallel, since one keeps one core busy."""
+    tasks = [
+        (member, int(model), np.flatnonzero(models == model))
+        for member, models in enumerate(model_of)
+        for model in np.unique(models)
+    ]
+
+    def apply(task: tuple[int, int, np.ndarray]) -> Features:
+        _, model, rows = task
+        return fitted.features(model, obs[rows], action[rows])
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = list(threads.map(apply, tasks))
+    whole = np.empty((len(model_of), len(found[0]), len(obs)))
+    for (member, _, rows), features in zip(tasks, found, strict=True):
+        whole[member][:, rows] = features
+    return whole
+
+
 def held_out_features(fitted: Fitted, pool: Pool) -> Float[np.ndarray, "members features rows"]:
     """Of every row of the pool by the models, one of each member, that left it out."""
-    members = []
-    for member in range(pool.plan.num_members):
-        model_of = pool.plan.model_of(member, slice(None))
-        parts = [(np.flatnonzero(model_of == model), int(model)) for model in np.unique(model_of)]
-        found = [fitted.features(model, pool.obs[rows], pool.action[rows]) for rows, model in parts]
-        whole = np.empty((len(found[0]), len(pool.obs)))
-        for (rows, _), features in zip(parts, found, strict=True):
-            whole[:, rows] = features
-        members.append(whole)
-    return np.stack(members)
+    model_of = np.stack([pool.plan.model_of(member, slice(None)) for member in range(pool.plan.num_members)])
+    return features_by_models(fitted, model_of, pool.obs, pool.action)
 
 
 def calibrate(fitted: Fitted, pool: Pool) -> list[Coefficients]:
@@ -191,11 +207,13 @@ class ContrastScorer:
 
     name: ClassVar[str] = "contrast"
     learning_rate: float = 1e-3
-    iterations: int = 2_000
-    second_iterations: int = 2_000
+    iterations: int = 1_000
+    second_iterations: int = 1_000
+    patience: int = 2
     neighbours: int = 5
+    compared: int = 2_048  # rows drawn by weight that actions are compared with, besides the expert's
     batch_size: int = 256
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: tuple[int, ...] = (64, 64)
 
     @property
     def work(self) -> int:
@@ -204,7 +222,7 @@ class ContrastScorer:
     def fit(self, pool: Pool, seed: int, report: Report) -> FittedTogether:
         trainer, (expert, union, pile) = Trainer(pool, seed, report), training_rows(pool)
         part = ActionDiscriminator(self.learning_rate, batch_size=self.batch_size, hidden=self.hidden)
-        trained = trainer.train(part, make_slots(expert, union, pile), self.iterations, EVERY, PATIENCE)
+        trained = trainer.train(part, make_slots(expert, union, pile), self.iterations, EVERY, self.patience)
         references = make_references(pool, expert, self.neighbours)
         near = StateCloseness(references)
         first = FittedTogether((near, ActionCloseness(references), FittedParts(("action",), (trained,))))
@@ -213,9 +231,9 @@ class ContrastScorer:
         drawn = resample(first, pool, union, seed)
         positive = [np.concatenate([np.resize(own, len(new)), new]) for own, new in zip(expert, drawn, strict=True)]
         slots = make_slots(positive, union, pile)
-        trained = trainer.train(part, slots, self.second_iterations, EVERY, PATIENCE, since=trained)
+        trained = trainer.train(part, slots, self.second_iterations, EVERY, self.patience, since=trained)
         # States keep the expert's as reference: how near the pile's are tells how many of them there are.
-        compared = [np.union1d(own, new[:RESAMPLED_REFERENCE]) for own, new in zip(expert, drawn, strict=True)]
+        compared = [np.union1d(own, new[: self.compared]) for own, new in zip(expert, drawn, strict=True)]
         references = make_references(pool, compared, self.neighbours)
         return FittedTogether((near, ActionCloseness(references), FittedParts(("action",), (trained,))))
 
@@ -225,10 +243,14 @@ def resample(fitted: Fitted, pool: Pool, union: Sequence[np.ndarray], seed: int)
     rng = np.random.default_rng([seed, 4])
     coefficients = calibrate(fitted, pool)
     drawn = []
-    for model, rows in enumerate(union):
-        features = fitted.features(model, pool.obs[rows], pool.action[rows])
-        weight = np.exp(coefficients[model // pool.plan.num_folds].log_weight(features))
-        drawn.append(rng.choice(rows, RESAMPLED, p=weight / weight.sum()))
+
+    def weigh(model: int) -> Float[np.ndarray, "rows"]:
+        features = fitted.features(model, pool.obs[union[model]], pool.action[union[model]])
+        return np.exp(coefficients[model // pool.plan.num_folds].log_weight(features))
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for rows, weight in zip(union, threads.map(weigh, range(len(union))), strict=True):
+            drawn.append(rng.choice(rows, RESAMPLED, p=weight / weight.sum()))
     return drawn
 
 

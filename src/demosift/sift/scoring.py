@@ -13,8 +13,7 @@ trained without the row. It is at least 1 where a row is as common in the expert
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float, Int
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from demosift.data import RowSource, digest_source, open_pair
 from demosift.data.actions import ActionMode
@@ -45,7 +42,8 @@ from demosift.sift.diagnosis import diagnose, in_words
 from demosift.sift.display import page_content
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.pool import BLOCK, Pool, Survey, sample_pool, survey
-from demosift.sift.scorers import DEFAULT, Fitted, Scorer, held_out_features, make_scorer
+from demosift.sift.progress import Stopwatch, progress_bar
+from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
 from demosift.sift.training import Report
 from demosift.types import Dataset, InputError
 
@@ -67,6 +65,7 @@ class Scored:
     num_expert_episodes: int
     summary: Mapping[str, Any]
     page: Mapping[str, Any] = field(default_factory=dict)  # what `page.json` holds
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each stage; in no file, whose bytes it would change
 
     @property
     def expert(self) -> Float[np.ndarray, "rows"]:
@@ -80,7 +79,7 @@ class Scored:
         summary, quality = self.summary, self.summary["held_out"]
         lines = [
             f"supplementary: {summary['kept']:.1%} of {len(self.supplementary):,} transitions weigh at least "
-            f"{summary['threshold']:g}; worth {summary['effective_sample_size']['supplementary']:,.0f} of equal weight",
+            f"{summary['threshold']:g}",
             f"held out: expert against union AUC {quality['auc']:.3f}, log loss {quality['log_loss']:.3f}",
         ]
         lines += in_words(summary["diagnosis"])
@@ -200,22 +199,29 @@ def score(
                 actions=actions,
                 progress=progress,
             )
+            watch = Stopwatch()
             scored.write(folder)
-        return scored
+            watch.lap("write")
+        return dataclasses.replace(scored, seconds={**scored.seconds, **watch.seconds})
+    watch = Stopwatch()
     sources = open_pair(expert, supplementary, actions)
     folds = _fitting_folds(folds, sources[0])
     total = sources[0].num_rows + sources[1].num_rows
     with progress_bar(progress) as bar:
         surveys = [survey(source, bar("reading", total)) for source in sources]
+        watch.lap("survey")
         hashes = np.concatenate([each.hashes for each in surveys])
         copies = find_copies(hashes, sources[0].num_rows)
         plan = make_plan(*sources, copies, folds, members, seed)
         normaliser = surveys[1].normaliser()
         pool = sample_pool(*sources, normaliser, plan, seed)
+        watch.lap("plan")
         fitted = scorer.fit(pool, seed, bar(f"training {scorer.name}", scorer.work))
         features = held_out_features(fitted, pool)
         coefficients = [fit_coefficients(each, pool.num_expert) for each in features]
+        watch.lap("train")
         weight, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, bar("scoring", total))
+        watch.lap("weigh")
     quality = held_out_quality(features, coefficients, pool)
     warnings = find_warnings(sources, surveys, copies, coefficients, quality)
     ends = np.concatenate([sources[0].episode_ends, sources[0].num_rows + sources[1].episode_ends])
@@ -245,7 +251,8 @@ def score(
     }
     scored = Scored(weight, spread, plan.fold, sources[0].num_rows, ends, len(sources[0].episode_ends), summary)
     page = page_content(sources, weight, scored.episodes(), diagnosis, threshold)
-    return dataclasses.replace(scored, page=page)
+    watch.lap("judge")
+    return dataclasses.replace(scored, page=page, seconds=watch.seconds)
 
 
 def _check_request(members: int, folds: int, seed: int, threshold: float) -> None:
@@ -291,13 +298,9 @@ def weigh_block(
     fitted: Fitted, coefficients: list[Coefficients], plan: Plan, block: slice, obs: np.ndarray, action: np.ndarray
 ) -> Float[np.ndarray, "members rows"]:
     """Log-weights of consecutive rows of the union, each by the member's model that left it out."""
-    by_member = np.empty((plan.num_members, len(obs)))
-    for member, own in enumerate(coefficients):
-        model_of = plan.model_of(member, block)
-        for model in np.unique(model_of):
-            rows = np.flatnonzero(model_of == model)
-            by_member[member, rows] = own.log_weight(fitted.features(int(model), obs[rows], action[rows]))
-    return by_member
+    model_of = np.stack([plan.model_of(member, block) for member in range(plan.num_members)])
+    features = features_by_models(fitted, model_of, obs, action)
+    return np.stack([own.log_weight(each) for own, each in zip(coefficients, features, strict=True)])
 
 
 def held_out_quality(features: np.ndarray, coefficients: list[Coefficients], pool: Pool) -> dict[str, Any]:
@@ -354,24 +357,3 @@ def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -
         "action_dim": source.action_dim,
         "discrete": source.discrete,
     }
-
-
-@contextmanager
-def progress_bar(show: bool | None) -> Iterator[Any]:
-    """Yields a function that starts a line of the bar and returns what moves it."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not (console.is_terminal if show is None else show)) as bar:
-        lines: dict[str, Any] = {}
-
-        def begin(what: str, total: int) -> Report:
-            if what not in lines:
-                lines[what] = bar.add_task(what, total=total)
-            return lambda done: bar.advance(lines[what], done)
-
-        yield begin

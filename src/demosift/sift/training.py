@@ -1,4 +1,4 @@
-"""Training every model of every member in one program, stopped by the rows that each of them leaves out.
+"""Training every model of every member, stopped by the rows that each of them leaves out.
 
 As in `demosift.members`: data on the device, batches drawn inside the program, everything random in iteration i of a
 model a function of (seed, i). How long to train is one number for all models: the iteration at which the held-out loss,
@@ -6,7 +6,9 @@ averaged over them, was least. Nothing else is chosen by held-out rows.
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ from demosift.sift.pool import Pool
 from demosift.types import Transitions
 
 HELD_OUT = 2_048  # rows of each set that a held-out loss is taken over
-APPLY_ROWS = 16_384  # rows that a network sees at a time
+APPLY_ROWS = 4_096  # rows that a compiled function is given at a time
 
 Rows = tuple[Array, Array]
 Report = Callable[[int], None]
@@ -132,7 +134,11 @@ class Trained(NamedTuple):
 
 
 class Trainer:
-    """Trains parts on a pool. `report` is told of every iteration that is done or will not be needed."""
+    """Trains parts on a pool. `report` is told of every iteration that is done or will not be needed.
+
+    On a CPU each model is a program of its own, as many at a time as there are cores: their products are too small to
+    be shared among cores.
+    """
 
     def __init__(self, pool: Pool, seed: int, report: Report) -> None:
         self.pool, self.report = pool, report
@@ -140,25 +146,39 @@ class Trainer:
         seeds = np.random.SeedSequence([seed, 3]).generate_state(pool.plan.num_models) >> 1
         self.seeds = jnp.asarray(seeds.astype(np.int32))
         self.held_out = held_out_rows(pool, seed)
+        together = 1 if jax.default_backend() == "cpu" else len(seeds)
+        self.groups = [slice(first, first + together) for first in range(0, len(seeds), together)]
 
     def train(
         self, part: Part, slots: Slots, iterations: int, every: int, patience: int, since: Trained | None = None
     ) -> Trained:
         """Up to that many iterations, from the start or from where another training was stopped."""
         part = jax.tree.map(lambda value: jnp.full(len(self.seeds), value, jnp.float32), part)
-        state = _init(part, self.seeds, self.rows, slots) if since is None else jax.tree.map(jnp.copy, since.state)
+        given = [jax.tree.map(lambda array, own=own: array[own], (part, self.seeds, slots)) for own in self.groups]
+        held_out = [jax.tree.map(lambda array, own=own: array[own], self.held_out) for own in self.groups]
+        if since is None:
+            states = [_init(part, seeds, self.rows, slots) for part, seeds, slots in given]
+        else:
+            states = [jax.tree.map(lambda array, own=own: jnp.copy(array[own]), since.state) for own in self.groups]
         first = 0 if since is None else since.iteration
-        best, position = since, first
-        while position < first + iterations:
-            steps = min(every, first + iterations - position)
-            state = _advance(part, self.seeds, self.rows, slots, state, jnp.int32(position), steps)
-            position += steps
-            loss = float(_held_out_loss(part, self.seeds, self.rows, self.held_out, state))
-            if best is None or loss < best.loss:
-                best = Trained(part, jax.tree.map(jnp.copy, state), position, loss)
-            self.report(steps)
-            if position - best.iteration >= patience * every:
-                break
+        best, position, steps = since, first, 0
+
+        def advance(group: int) -> float:
+            part, seeds, slots = given[group]
+            states[group] = _advance(part, seeds, self.rows, slots, states[group], jnp.int32(position), steps)
+            return float(_held_out_loss(part, seeds, self.rows, held_out[group], states[group]))
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            while position < first + iterations:
+                steps = min(every, first + iterations - position)
+                loss = float(np.mean(list(threads.map(advance, range(len(states))))))
+                position += steps
+                if best is None or loss < best.loss:
+                    state = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *states)
+                    best = Trained(part, state, position, loss)
+                self.report(steps)
+                if position - best.iteration >= patience * every:
+                    break
         self.report(first + iterations - position)
         assert best is not None
         return best
@@ -173,11 +193,18 @@ def _logit(part: Part, state: Any, model: Array, obs: Array, action: Array) -> F
 def logit(
     trained: Trained, model: int, obs: Float[np.ndarray, "rows obs"], action: Shaped[np.ndarray, "rows action"]
 ) -> Float[np.ndarray, "rows"]:
-    """One model's log-ratios, in pieces of one size, so that nothing is compiled twice."""
+    """One model's log-ratios."""
+    return in_pieces(functools.partial(_logit, trained.part, trained.state, jnp.int32(model)), obs, action)
+
+
+def in_pieces(
+    function: Callable[..., Array], obs: Float[np.ndarray, "rows obs"], action: Shaped[np.ndarray, "rows action"]
+) -> Float[np.ndarray, "rows"]:
+    """A number for every row, by a compiled function that is given pieces of one size: nothing is compiled twice."""
     out = np.empty(len(obs))
     for start in range(0, len(obs), APPLY_ROWS):
         piece = slice(start, min(start + APPLY_ROWS, len(obs)))
         padding = ((0, start + APPLY_ROWS - piece.stop), (0, 0))
-        padded = (np.pad(array[piece], padding) for array in (obs, action))
-        out[piece] = np.asarray(_logit(trained.part, trained.state, jnp.int32(model), *padded))[: piece.stop - start]
+        given = (np.pad(array[piece], padding) if padding[0][1] else array[piece] for array in (obs, action))
+        out[piece] = np.asarray(function(*given))[: piece.stop - start]
     return out
