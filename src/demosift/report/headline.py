@@ -51,16 +51,21 @@ def contenders(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> list[Co
 
 
 def headline(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> tuple[str, str]:
-    """The result in one sentence, and how sure it is in another; where tasks differ in kind, so for each kind."""
+    """The result in one sentence, and how sure it is in another; where tasks differ in kind, the best of each kind, and
+    then the sentences."""
     if not panels:
         return "No result could be read.", "The files that could not be used are named below."
     kinds = list(dict.fromkeys(panel.recipe for panel in panels))
     if len(kinds) == 1:
         return sentences(panels, last)
-    parts = [(kind, *sentences([panel for panel in panels if panel.recipe == kind], last)) for kind in kinds]
-    said = [(f"On {kind}: " if kind else "") + first for kind, first, _ in parts]
-    sure = [(f"On {kind}: " if kind else "") + second for kind, _, second in parts if second]
-    return " ".join(said), " ".join(sure)
+    best, sure = [], []
+    for kind in kinds:
+        own = [panel for panel in panels if panel.recipe == kind]
+        on = f"On {kind}" if kind else "Elsewhere"
+        ranked = [f"{each.title} {short(each.mean, own[0].scale)}" for each in contenders(own, last)[:2]]
+        best.append(f"{on} {' and '.join(ranked)}" if ranked else f"{on} no method is everywhere")
+        sure.append(f"{on}: {' '.join(filter(None, sentences(own, last)))}")
+    return "Best: " + "; ".join(each[0].lower() + each[1:] for each in best) + ".", " ".join(sure)
 
 
 def sentences(panels: Sequence[Panel], last: int) -> tuple[str, str]:
