@@ -32,6 +32,8 @@ parts = {
     "the last fifth": late,
     "the last fifth, above 90%": good & late,
 }
+lengths = (replay.episode_ends - replay.episode_starts)[episodes]
+print(f"{lengths[good].sum() / lengths.sum():.0%} of the rows are of episodes above 90% of the expert's return")
 for name, chosen in parts.items():
     spans = zip(replay.episode_starts[episodes[chosen]], replay.episode_ends[episodes[chosen]], strict=True)
     pile = replay.take(np.concatenate([np.arange(*span) for span in spans]))
