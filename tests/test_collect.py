@@ -16,7 +16,6 @@ import jax
 import numpy as np
 import pytest
 
-from demosift.cli import target_entropies
 from demosift.collect import choosing
 from demosift.collect.checkpoint import Checkpoint
 from demosift.collect.choosing import Schedule
@@ -29,6 +28,7 @@ from demosift.environments import resolve
 from demosift.policy import Policy
 from demosift.simulate import rollout
 from demosift.types import Dataset, InputError
+from demosift.verbs import target_entropies
 
 TINY = SAC(hidden=(16, 16), batch_size=16)
 FEW = Schedule(

@@ -33,7 +33,7 @@ ORDER: list[set[str]] = [
     {"tabular"},
     {"trackers"},
     {"experiments"},
-    {"bench", "bench_scores", "bench_scale", "demo", "cli"},
+    {"bench", "bench_scores", "bench_scale", "demo", "verbs", "cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 NEW_ROOM = "a new room: give it its place in ORDER"

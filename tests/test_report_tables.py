@@ -366,6 +366,8 @@ BREAKS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "no environment": lambda content: resealed(content, environment=None),
     "other reference": lambda content: resealed(content, reference={"random": 0.0, "expert": 2000.0}),
+    "half a reference": lambda content: resealed(content, reference={"random": 0.0}),
+    "text as reference": lambda content: resealed(content, reference="expert"),
     "deep": lambda content: "[" * 100_000,
 }
 

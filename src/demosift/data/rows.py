@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int, Shaped
 
 from demosift.data.actions import ActionMode, Bounds, StatesActions, count_actions, shared_action_space
-from demosift.data.checks import check_pair, check_same_keys
+from demosift.data.checks import Described, check_pair, check_same_keys
 from demosift.data.formats import Source, format_of, parts_of
 from demosift.data.hdf5_rows import open_hdf5_rows
 from demosift.data.recording import Recording, assemble, check_alike, check_recording, followed_rows
@@ -32,17 +32,9 @@ BLOCK = 65536
 Rows = tuple[Float32[np.ndarray, "rows obs"], Shaped[np.ndarray, "rows action"]]
 
 
-class RowSource(Protocol):
-    @property
-    def source(self) -> str: ...
+class RowSource(Described, Protocol):
     @property
     def num_rows(self) -> int: ...
-    @property
-    def obs_dim(self) -> int: ...
-    @property
-    def action_dim(self) -> int: ...
-    @property
-    def discrete(self) -> bool: ...
     @property
     def episode_starts(self) -> Int[np.ndarray, "episodes"]: ...
     @property

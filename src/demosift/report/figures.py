@@ -153,13 +153,20 @@ def draw_curve(axes: Axes, series: Series, **style: Any) -> Any:
 
 
 def coverage(points: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Kernel PCA of states, a panel per environment: good samples red, noisy ones blue."""
+    """Kernel PCA of states, a panel per environment: good samples red, noisy ones blue.
+
+    A poly kernel throws a few states far out (an episode's start, a fall): a panel shows the middle 98% each way.
+    """
     with figure(2.7 * len(points), 2.8) as drawn:
         for axes, (env, content) in zip(drawn.subplots(1, len(points), squeeze=False)[0], points.items(), strict=True):
             for kind, colour, size in (("good", GOOD, 5), ("noisy", NOISY, 4)):
                 x, y = np.asarray(content[kind], float).T
                 axes.scatter(x, y, s=size, color=colour, alpha=0.5, linewidths=0, label=kind)
             axes.set_title(f"{environment_name(env)}, mixing {content['mixing']:.2f}")
+            every = np.concatenate([np.asarray(content[kind], float) for kind in ("good", "noisy")])
+            (left, bottom), (right, top) = np.quantile(every, [0.01, 0.99], axis=0)
+            margin_x, margin_y = 0.1 * (right - left) or 1.0, 0.1 * (top - bottom) or 1.0
+            axes.set(xlim=(left - margin_x, right + margin_x), ylim=(bottom - margin_y, top + margin_y))
             axes.set_xticks([])
             axes.set_yticks([])
         handles = [Line2D([], [], marker="o", markersize=4, linestyle="", color=colour) for colour in (GOOD, NOISY)]

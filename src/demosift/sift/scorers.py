@@ -111,6 +111,7 @@ class WBCUScorer:
     """WBCU's discriminator."""
 
     name: ClassVar[str] = "wbcu"
+    last_bias: ClassVar[bool] = True
     gradient_penalty: float = 1.0
     learning_rate: float = 3e-4
     iterations: int = 3_000
@@ -122,28 +123,17 @@ class WBCUScorer:
         return self.iterations
 
     def fit(self, pool: Pool, seed: int, report: Report) -> FittedParts:
-        part = Discriminator(self.gradient_penalty, self.learning_rate, True, self.batch_size, self.hidden)
+        part = Discriminator(self.gradient_penalty, self.learning_rate, self.last_bias, self.batch_size, self.hidden)
         return fit_parts([("discriminator", part)], self.iterations, pool, seed, report)
 
 
 @dataclass(frozen=True)
-class DemoDICEScorer:
+class DemoDICEScorer(WBCUScorer):
     """DemoDICE's discriminator. Its critic would need next states, which scoring does not read."""
 
     name: ClassVar[str] = "demodice"
+    last_bias: ClassVar[bool] = False
     gradient_penalty: float = 0.1
-    learning_rate: float = 3e-4
-    iterations: int = 3_000
-    batch_size: int = 256
-    hidden: tuple[int, ...] = (256, 256)
-
-    @property
-    def work(self) -> int:
-        return self.iterations
-
-    def fit(self, pool: Pool, seed: int, report: Report) -> FittedParts:
-        part = Discriminator(self.gradient_penalty, self.learning_rate, False, self.batch_size, self.hidden)
-        return fit_parts([("discriminator", part)], self.iterations, pool, seed, report)
 
 
 @dataclass(frozen=True)

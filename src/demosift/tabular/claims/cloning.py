@@ -1,6 +1,7 @@
 """Behavioural cloning on the expert's data: the binomial lemma, the bound, and its rates."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -89,6 +90,11 @@ def check_bc_bound(rng: np.random.Generator, scale: float, learner: Learner = bc
         rows.append({"kind": kind, "gap": gap.mean, "rate": rate, "bound": bound, "share": gap.mean / rate})
         if room < worst["room"]:
             worst = described(instance, kind=kind, eta=eta, total=total, gap=gap.mean, bound=bound, room=room)
+    return bound_finding(rows, worst, constant)
+
+
+def bound_finding(rows: list[dict[str, Any]], worst: dict[str, Any], constant: float) -> Finding:
+    """What is said of a measured gap and its bound: `worst` is the instance with the least room between the two."""
     return Finding(
         holds=worst["room"] >= 0.0,
         instances=len(rows),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from demosift.tabular import drawing
 from demosift.tabular.claim import Claim, Finding
-from demosift.tabular.claims.cloning import draw_bound
+from demosift.tabular.claims.cloning import bound_finding, draw_bound
 from demosift.tabular.gap import ERRORS, EXACT, described, imitation_gap, scaled
 from demosift.tabular.instances import Instance, random_instance, rare_start, reset_cliff, standard_imitation
 from demosift.tabular.learners import Learner, nbcu
@@ -93,14 +93,7 @@ def check_nbcu_bound(rng: np.random.Generator, scale: float, learner: Learner = 
         )
         if room < worst["room"]:
             worst = described(instance, kind=kind, eta=eta, total=total, gap=gap.mean, bound=bound, room=room)
-    return Finding(
-        holds=worst["room"] >= 0.0,
-        instances=len(rows),
-        slack=worst["room"],
-        measure=f"1 - (gap + {ERRORS:g} standard errors) / bound",
-        numbers={"rows": rows, "constant": constant, "fitting constant": max(row["share"] for row in rows)},
-        counterexample=worst if worst["room"] < 0.0 else None,
-    )
+    return bound_finding(rows, worst, constant)
 
 
 def draw_nbcu_bound(finding: Finding) -> Figure:
