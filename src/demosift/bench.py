@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from demosift.algorithms import REGISTRY, Algorithm, WBCUTwoStage
 from demosift.data.normaliser import Normaliser
-from demosift.members import advance, init_members, stack_members
+from demosift.members import Precision, advance, init_members, stack_members, stated
 from demosift.runs import provenance
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
@@ -93,7 +93,9 @@ def products(x: Float[Array, "*members rows n"], w: Float[Array, "*members n n"]
     return jax.lax.fori_loop(0, repeats, body, (x, jnp.zeros_like(w)))[1]
 
 
-def matmul_call(rows: int, width: int, members: int) -> tuple[Callable[[], Array], float]:
+def matmul_call(
+    rows: int, width: int, members: int, precision: Precision = "float32"
+) -> tuple[Callable[[], Array], float]:
     """XLA's dot at training's shapes, plain on a CPU, where members take turns, else batched; and its FLOPs."""
     key = jax.random.key(0)
     w = jnp.linalg.qr(jax.random.normal(key, (width, width)))[0]
@@ -101,6 +103,7 @@ def matmul_call(rows: int, width: int, members: int) -> tuple[Callable[[], Array
     cpu = jax.default_backend() == "cpu"
     if not cpu:
         x, w = (jnp.broadcast_to(array, (members, *array.shape)) + 0.0 for array in (x, w))
+    x, w = (array.astype(precision) for array in (x, w))
     flops = 3 * 2 * rows * width * width * (1 if cpu else members)
     repeats = calls_per_round(flops)
     return lambda: products(x, w, repeats), flops * repeats
@@ -124,7 +127,7 @@ def synthetic_data() -> Demonstrations:
     return Demonstrations(dataset(EXPERT_ROWS), dataset(SUPPLEMENTARY_ROWS))
 
 
-def measure(algorithm: Algorithm, num_members: int, seconds: float) -> dict[str, Any]:
+def measure(algorithm: Algorithm, num_members: int, seconds: float, precision: Precision = "float32") -> dict[str, Any]:
     """Iterations per second of one algorithm, all members together, and the bound measured beside it: medians."""
     members = stack_members([algorithm], range(num_members), [synthetic_data()], [Normaliser.identity(OBS_DIM)])
     state = init_members(members)
@@ -134,16 +137,17 @@ def measure(algorithm: Algorithm, num_members: int, seconds: float) -> dict[str,
 
     def chunk() -> Any:
         nonlocal state
-        state, metrics = advance(members, state, 0, steps)
+        state, metrics = advance(members, state, 0, steps, precision)
         return state, metrics
 
-    products = {w.rows: matmul_call(w.rows, algorithm.hidden[0], num_members) for w in work}
+    products = {w.rows: matmul_call(w.rows, algorithm.hidden[0], num_members, precision) for w in work}
     times = interleave({"chunk": chunk, **{rows: call for rows, (call, _) in products.items()}}, seconds)
     least = sum(w.flops * times[w.rows] / products[w.rows][1] for w in work)  # seconds of the products alone, by round
     taken = times["chunk"] / (steps * num_members)
     return {
         "algorithm": algorithm.name,
         "members": num_members,
+        **stated(precision),
         "member_iterations_per_second": round(float(1.0 / np.median(taken)), 1),
         "megaflop_per_iteration": round(flops / 1e6, 1),
         "matmul_gigaflops": round(float(flops / np.median(least)) / 1e9, 1),
@@ -153,7 +157,11 @@ def measure(algorithm: Algorithm, num_members: int, seconds: float) -> dict[str,
 
 
 def bench(
-    names: Sequence[str] | None, members: Sequence[int], seconds: float = 2.0, collect: bool = False
+    names: Sequence[str] | None,
+    members: Sequence[int],
+    seconds: float = 2.0,
+    collect: bool = False,
+    precision: Precision = "float32",
 ) -> tuple[dict[str, Any], str]:
     names = list(names or REGISTRY)
     for name in names:
@@ -161,7 +169,7 @@ def bench(
             raise InputError(f"bench: unknown algorithm {name!r}; there are {', '.join(REGISTRY)}")
     stage_two = WBCUTwoStage(discriminator_iterations=0)
     algorithms = [stage_two if name == stage_two.name else REGISTRY[name]() for name in names]
-    rows = [measure(algorithm, count, seconds) for algorithm in algorithms for count in members]
+    rows = [measure(algorithm, count, seconds, precision) for algorithm in algorithms for count in members]
     answer = {"device": jax.devices()[0].device_kind, **provenance(), "training": rows}
     lines = [
         f"{answer['device']}: iterations of all members per second, against what its matrix products allow",

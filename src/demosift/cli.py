@@ -199,6 +199,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub.add_argument("--members", type=positive, nargs="+", default=[1, 5, 20], help="default: 1 5 20")
     sub.add_argument("--algorithms", nargs="+", help="default: all")
     sub.add_argument("--seconds", type=float, default=2.0, help="to measure each for (default: 2)")
+    add_precision(sub)
     sub.add_argument("--collect", action="store_true", help="also measure SAC's collecting loop")
     return parser
 
@@ -227,6 +228,7 @@ def add_grid(sub: Parser) -> None:
     sub.add_argument("--gradient-penalties", type=float, nargs="+", help="of demodice and wbcu (default: 0 1 10)")
     about = "a setting of every algorithm that has it; ALGORITHM.NAME=VALUE: of one"
     sub.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
+    add_precision(sub)
     sub.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="checkpoint and stop; the same command goes on"
     )
@@ -238,6 +240,12 @@ def add_grid(sub: Parser) -> None:
     )
     sub.add_argument("--workers", type=positive, help="simulating processes (default: one per core)")
     add_recipe(sub)
+
+
+def add_precision(sub: Parser) -> None:
+    precisions = ["float32", "bfloat16"]
+    about = "of hidden activations; bfloat16 is faster on a GPU, on a CPU slower (default: float32)"
+    sub.add_argument("--precision", choices=precisions, default=precisions[0], help=about)
 
 
 def add_algorithms(train: Parser) -> None:
@@ -264,6 +272,7 @@ def add_algorithms(train: Parser) -> None:
         sub.add_argument("--resume", action="store_true", help="continue the run in --out")
         over = ["supplementary", "union"]
         sub.add_argument("--normalise", choices=over, default=over[0], help="whose statistics scale the states")
+        add_precision(sub)
         outside = ["check", "clip", "rescale"]
         sub.add_argument("--actions", choices=outside, default=outside[0], help="what to do with those outside [-1, 1]")
         sub.add_argument("--tensorboard", metavar="DIR", help="also write TensorBoard events")

@@ -6,9 +6,10 @@ Data lies on the device, batches are drawn inside the program, and everything ra
 from (seed, i) alone. So a run that was cut into pieces, killed or resumed is the same run.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from demosift.algorithms import Algorithm, Batch, Metrics, State
 from demosift.data.normaliser import Normaliser
 from demosift.types import Demonstrations, InputError, Transitions
+
+# What hidden activations are computed and kept in. Parameters, outputs and the optimiser are float32 with either;
+# float32 products are as the device makes them (TF32 on a GPU).
+Precision = Literal["float32", "bfloat16"]
 
 
 class TrainingData(NamedTuple):
@@ -192,9 +197,17 @@ def _advance(
     return over_members(one, Members(algorithm, seed, data, own_data), state)
 
 
-def advance(members: Members, state: State, first: int, steps: int) -> tuple[State, Metrics]:
+def advance(
+    members: Members, state: State, first: int, steps: int, precision: Precision = "float32"
+) -> tuple[State, Metrics]:
     """`steps` iterations of all members, and the metrics averaged over them. The old state's memory is reused."""
-    return _advance(*members, state, jnp.int32(first), steps)
+    with jax.default_matmul_precision("bfloat16") if precision == "bfloat16" else contextlib.nullcontext():
+        return _advance(*members, state, jnp.int32(first), steps)
+
+
+def stated(precision: Precision) -> dict[str, str]:
+    """What a config says of the precision: nothing where it is float32, as in configs from before there was another."""
+    return {} if precision == "float32" else {"precision": precision}
 
 
 def named_arrays(state: State) -> dict[str, np.ndarray]:

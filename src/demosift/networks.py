@@ -5,8 +5,10 @@ how its outputs are read: `TanhGaussian` for continuous actions, `Categorical` f
 critics are perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -58,14 +60,42 @@ def init_perceptron(
     return tuple(layers)
 
 
+def in_bf16() -> bool:
+    """Whether hidden activations are kept in bf16: where JAX is told to multiply in it (`--precision bfloat16`).
+
+    Training many networks on a GPU is bound by reading and writing activations; to round the products alone gains
+    nothing. Parameters, outputs, losses and the optimiser stay in float32.
+    """
+    return jax.config.jax_default_matmul_precision == "bfloat16"  # type: ignore[attr-defined]
+
+
+def kernels_for(network: Perceptron, x: Float[Array, "*rows inputs"]) -> ModuleType | None:
+    """`demosift.fused` where its kernels take this network and these rows, else None."""
+    if not in_bf16() or jax.default_backend() != "gpu" or x.ndim != 2:
+        return None
+    from demosift import fused  # only here: Pallas takes a while to import
+
+    widths = tuple(layer.kernel.shape[1] for layer in network[:-1])
+    return fused if fused.tileable(x.shape[0], widths) else None
+
+
 def affine(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
-    product = x @ layer.kernel
+    """x @ kernel + bias: multiplied in the type of x, given back in the layer's."""
+    product = jnp.matmul(x, layer.kernel.astype(x.dtype), preferred_element_type=layer.kernel.dtype)
     return product if layer.bias is None else product + layer.bias[(None,) * (product.ndim - 1)]
 
 
+def hidden_layer(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+    """ReLU of an affine layer, all of it in the type of x."""
+    return jax.nn.relu(affine(jax.tree.map(lambda array: array.astype(x.dtype), layer), x))
+
+
 def apply(network: Perceptron, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+    if (kernels := kernels_for(network, x)) is not None:
+        return kernels.apply(network, x)
+    x = x.astype(jnp.bfloat16) if in_bf16() else x
     for layer in network[:-1]:
-        x = jax.nn.relu(affine(layer, x))
+        x = hidden_layer(layer, x)
     return affine(network[-1], x)
 
 
@@ -147,7 +177,6 @@ def scalar(network: Perceptron, x: Float[Array, "rows inputs"]) -> Float[Array, 
     return apply(network, x)[..., 0]
 
 
-@jax.custom_vjp
 def value_and_slope(
     network: Perceptron, x: Float[Array, "rows inputs"]
 ) -> tuple[Float[Array, "rows"], Float[Array, "rows inputs"]]:
@@ -163,37 +192,49 @@ def value_and_slope(
     one matrix product per layer serves both gradients, and v, needed for the slope, is not computed twice.
     Differentiating blindly would cost six products of the hidden size where this takes four.
     """
+    if (kernels := kernels_for(network, x)) is not None:
+        return kernels.value_and_slope(network, x)
+    return _value_and_slope(network, x)
+
+
+@jax.custom_vjp
+def _value_and_slope(network: Perceptron, x: Array) -> tuple[Array, Array]:
     return _value_and_slope_forward(network, x)[0]
 
 
 def _value_and_slope_forward(network: Perceptron, x: Array):
-    activations = [x]
+    activations = [x.astype(jnp.bfloat16) if in_bf16() else x]
+    dtype = activations[0].dtype
     for layer in network[:-1]:
-        activations.append(jax.nn.relu(affine(layer, activations[-1])))
+        activations.append(hidden_layer(layer, activations[-1]))
     value = affine(network[-1], activations[-1])[:, 0]
     # From the last hidden layer, whose v is the output kernel, masked, down to the first.
-    slope = jnp.broadcast_to(network[-1].kernel[:, 0], activations[-1].shape)
+    slope = jnp.broadcast_to(network[-1].kernel[:, 0].astype(dtype), activations[-1].shape)
     sensitivities = []
     for layer, activation in zip(reversed(network[:-1]), reversed(activations[1:]), strict=True):
-        sensitivities.insert(0, jnp.where(activation > 0, slope, 0.0))
-        slope = sensitivities[0] @ layer.kernel.T
+        sensitivities.insert(0, jnp.where(activation > 0, slope, jnp.zeros_like(slope)))
+        slope = sensitivities[0] @ layer.kernel.T.astype(dtype)
+    slope = slope.astype(x.dtype)
     return (value, slope), (network, activations, sensitivities, slope)
 
 
 def _value_and_slope_backward(residuals, cotangents):
     network, activations, sensitivities, slope = residuals
-    value_bar, tangent = cotangents
-    z_bar = value_bar[:, None]
+    value_bar, slope_bar = cotangents
+    dtype = activations[0].dtype
+    z_bar, tangent = value_bar[:, None].astype(dtype), slope_bar.astype(dtype)
+    product = functools.partial(jnp.matmul, preferred_element_type=value_bar.dtype)
     gradient = []
     for layer, activation, next_activation, sensitivity in zip(
         network[:-1], activations[:-1], activations[1:], sensitivities, strict=True
     ):
-        gradient.append(Layer((z_bar * activation + tangent).T @ sensitivity, value_bar @ sensitivity))
-        tangent = jnp.where(next_activation > 0, tangent @ layer.kernel, 0.0)
-    last_kernel = value_bar @ activations[-1] + jnp.sum(tangent, axis=0)
-    last_bias = None if network[-1].bias is None else jnp.sum(z_bar, axis=0)
+        kernel = product((z_bar * activation + tangent).T, sensitivity)
+        gradient.append(Layer(kernel, product(z_bar[:, 0], sensitivity)))
+        tangent = jnp.where(next_activation > 0, tangent @ layer.kernel.astype(dtype), jnp.zeros((), dtype))
+    last_kernel = product(z_bar[:, 0], activations[-1]) + jnp.sum(tangent, axis=0, dtype=value_bar.dtype)
+    last_bias = None if network[-1].bias is None else jnp.sum(value_bar)[None]
     gradient.append(Layer(last_kernel[:, None], last_bias))
-    return tuple(gradient), z_bar * slope
+    return tuple(gradient), value_bar[:, None] * slope
 
 
-value_and_slope.defvjp(_value_and_slope_forward, _value_and_slope_backward)
+_value_and_slope.defvjp(_value_and_slope_forward, _value_and_slope_backward)

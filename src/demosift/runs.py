@@ -219,7 +219,12 @@ def installed_version(package: str) -> str | None:
 
 
 def source_commit() -> str | None:
-    """The commit of the source tree this package runs from; None where it was installed from a wheel."""
+    """The commit of the source tree this package runs from; None where it was installed from a wheel.
+
+    DEMOSIFT_COMMIT tells a copy of the tree that has no repository beside it.
+    """
+    if told := os.environ.get("DEMOSIFT_COMMIT"):
+        return told
     here = Path(__file__).resolve().parent
     try:
         answer = subprocess.run(

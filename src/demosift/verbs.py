@@ -127,6 +127,7 @@ def run_train(options: argparse.Namespace) -> Answer:
             seeds=seeds,
             iterations=options.iterations,
             normalise=options.normalise,
+            precision=options.precision,
             environment=environment,
             evaluator=evaluator,
             log_every=options.log_every,
@@ -263,6 +264,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         pool=options.pool,
         disjoint=options.disjoint,
         replay=options.replay,
+        precision=options.precision,
     )
     return reproduce(
         options.what,
@@ -304,4 +306,4 @@ def run_bench(options: argparse.Namespace) -> Answer:
         return bench_scale(options.rows, options.out)
     from demosift.bench import bench
 
-    return bench(options.algorithms, options.members, seconds=options.seconds, collect=options.collect)
+    return bench(options.algorithms, options.members, options.seconds, options.collect, options.precision)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from demosift.algorithms import REGISTRY, Algorithm
 from demosift.data.normaliser import NormaliseOver
+from demosift.members import Precision, stated
 from demosift.report.cells import cell_id
 from demosift.train import describe
 from demosift.types import InputError
@@ -67,6 +68,7 @@ class Cell:
     iterations: int
     schedule: Schedule
     normalise: NormaliseOver = "supplementary"
+    precision: Precision = "float32"
 
     @property
     def seed(self) -> int:
@@ -86,6 +88,7 @@ class Cell:
             "seed": self.seed,
             "iterations": self.iterations,
             "evaluation": dataclasses.asdict(self.schedule),
+            **stated(self.precision),
         }
 
     def id(self, data_sha256: str) -> str:

@@ -52,7 +52,7 @@ def shape_of(cell: Cell, across_environments: bool) -> Hashable:
     """What cells must have in common to be members of one program: numbers are leaves and may differ."""
     env = None if across_environments else cell.data.env
     structure = jax.tree.structure(cell.algorithm)
-    return (structure, cell.iterations, cell.schedule, cell.data.recipe, env)
+    return (structure, cell.iterations, cell.schedule, cell.precision, cell.data.recipe, env)
 
 
 def pack(group: Sequence[Planned], limit: int) -> list[list[Planned]]:

@@ -11,6 +11,7 @@ from typing import Any
 from demosift.algorithms import REGISTRY
 from demosift.environments import SHORT_NAMES
 from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn, make_algorithm
+from demosift.members import Precision
 from demosift.types import InputError
 
 ORACLE = "oracle"
@@ -41,6 +42,7 @@ class Request:
     pool: int = 20
     disjoint: bool = False
     replay: str | None = None
+    precision: Precision = "float32"
 
 
 def default_schedule(iterations: int, every: int | None, episodes: int, early_episodes: int) -> Schedule:
@@ -106,9 +108,9 @@ def table(recipe: str, request: Request) -> list[Cell]:
                         request.disjoint,
                         replay_folder(recipe, env, request),
                     )
-                    cells.append(
-                        Cell(key, method, make_algorithm(name, settings), request.iterations, request.schedule)
-                    )
+                    algorithm = make_algorithm(name, settings)
+                    cell = Cell(key, method, algorithm, request.iterations, request.schedule)
+                    cells.append(dataclasses.replace(cell, precision=request.precision))
     return cells
 
 

@@ -29,7 +29,7 @@ from demosift.experiments.padding import (
     unpad_leaf,
 )
 from demosift.experiments.prepare import DECIMALS, Prepared
-from demosift.members import Members, advance, episode_starts, fill, init_members, load_data, named_arrays
+from demosift.members import Members, Precision, advance, episode_starts, fill, init_members, load_data, named_arrays
 from demosift.policy import Layer, Policy
 from demosift.runs import Row, plain
 from demosift.simulate import Episode, Rollouts
@@ -87,6 +87,7 @@ class Program:
     def __init__(self, planned: Sequence[Planned]) -> None:
         self.planned = list(planned)
         self.algorithm = planned[0].cell.algorithm
+        self.precision: Precision = planned[0].cell.precision
         self.groups = group_by_environment(self.planned)
         self.common = Sizes(*(max(size) for size in zip(*(group.sizes for group in self.groups), strict=True)))
         self.padded = len(self.groups) > 1
@@ -125,7 +126,7 @@ class Program:
         return members._replace(algorithm=Padded(members.algorithm, stacked)), state  # type: ignore[arg-type]
 
     def advance(self, position: int, steps: int) -> dict[str, jax.Array]:
-        self.state, metrics = advance(self.members, self.state, position, steps)
+        self.state, metrics = advance(self.members, self.state, position, steps, self.precision)
         return {name: value for name, value in metrics.items() if not (self.padded and name == "policy_loss")}
 
     def policies(self) -> list[tuple[Group, Policy]]:

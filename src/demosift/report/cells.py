@@ -106,6 +106,7 @@ def cell_run(content: Row, where: str) -> Run:
         "task": config["task"],
         "iterations": config["iterations"],
         "normalise": config.get("normalise"),
+        "precision": config.get("precision"),
         "data": [content["data"]],
         "reference": content.get("reference"),
         "versions": content.get("versions"),

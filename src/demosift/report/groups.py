@@ -144,7 +144,7 @@ def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
     settings = {key: value for key, value in member.settings.items() if key != "seed"}
     data = None if config.get("task") else fingerprint(config.get("data"))
     schedule = [len(member.iteration), fingerprint(member.iteration.tolist())]
-    rest = {"iterations": config["iterations"], "normalise": config.get("normalise")}
+    rest = {key: config.get(key) for key in ("iterations", "normalise", "precision")}
     return {**settings, **rest, "data": data, "evaluations": schedule}
 
 
