@@ -26,7 +26,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
 # Shapes are checked while tests run, in the modules that do maths. The hook must come before their first import.
 install_import_hook(
-    [f"demosift.{name}" for name in ("networks", "losses", "learner", "algorithms")], "conftest.checked"
+    [f"demosift.{name}" for name in ("fused", "networks", "losses", "learner", "algorithms")], "conftest.checked"
 )
 
 from demosift import members as programs  # noqa: E402

@@ -1,5 +1,6 @@
 """Grids: cells and their ids, programs that are killed and continued, failures that stop nobody else."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -7,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from demosift.algorithms import WBCU, DemoDICE
 from demosift.cli import main
 from demosift.data import read_dataset, write_dataset
 from demosift.environments import reference_returns
-from demosift.experiments import padding, program
+from demosift.experiments import local, padding, program
 from demosift.experiments.cells import Cell, DataKey, Schedule, make_algorithm
 from demosift.experiments.coverage import coverage, mixing
 from demosift.experiments.ledger import Settled
@@ -111,6 +113,7 @@ def test_a_cell_is_its_config_and_its_data():
         {"schedule": dataclasses.replace(SCHEDULE, episodes=3)},
         {"schedule": dataclasses.replace(SCHEDULE, seed=1)},
         {"normalise": "union"},
+        {"precision": "bfloat16"},
     ],
 )
 def test_everything_that_decides_a_result_is_in_the_id(change: dict[str, Any]):
@@ -364,6 +367,33 @@ def test_a_deadline_stops_before_the_next_program(tmp_path: Path):
     cells = planned(cell())
     assert not run_local([cells], store, quiet_view(1), deadline=time.monotonic() - 1)
     assert evaluations(store) == {}
+
+
+def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The command line repeats Ctrl-C every two seconds; a program may need longer to write its checkpoint."""
+    ended = []
+
+    def slow(planned: Any, keeper: Any, rollouts: Any, advanced: Any, stopped: Any, seconds: float) -> Outcome:
+        while not stopped():
+            time.sleep(0.01)
+        time.sleep(0.6)
+        ended.append(planned)
+        return Outcome(False, 0, [program.Measured()], 0.0)
+
+    def interrupt() -> None:
+        for _ in range(3):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(local, "run_program", slow)
+    monkeypatch.setattr(local, "Rollouts", lambda workers: contextlib.nullcontext())
+    monkeypatch.setattr(local.Pool, "close", lambda pool: None)
+    insisting = threading.Thread(target=interrupt)
+    insisting.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_local([planned(cell())], Store(tmp_path), quiet_view(1))
+    assert ended
+    insisting.join()
 
 
 def test_chunks_divide_the_time_between_evaluations():
@@ -634,6 +664,23 @@ def test_killed_continued_and_run_again_with_nothing_left(
         (whole / name).unlink()
     assert main(["report", str(whole)]) == 0
     assert tree(whole) == before
+
+
+def test_a_method_is_added_to_the_tables(recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = with_recordings(tmp_path / "out", recordings)
+    few = [word for word in arguments(out, "--seeds", "1") if word not in ("bc", "wbcu")]
+    at = few.index("--methods") + 1
+
+    def rows(*more: str) -> set[str]:
+        assert main([*few[:at], *more, *few[at:]]) == 0
+        return {row["method"] for row in json.loads((out / "tables" / "noisy-expert.json").read_text())["rows"]}
+
+    assert rows("bc") == {"bc"}
+    assert rows("nbcu", "--iterations", "40", "--add") == {"bc", "nbcu"}
+    assert rows("nbcu", "--iterations", "40") == {"nbcu"}
+    (out / "grids" / "noisy-expert.json").write_text("{")
+    assert main([*few[:at], "bc", *few[at:], "--add"]) == 2
+    assert "grids/noisy-expert.json" in capsys.readouterr().err
 
 
 def test_a_time_limit_leaves_work_for_the_next_call(

@@ -17,6 +17,7 @@ ORDER: list[set[str]] = [
     {"data"},
     {"policy"},
     {"runs"},
+    {"fused"},
     {"networks", "losses", "learner"},
     {"algorithms"},
     {"members"},

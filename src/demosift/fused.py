@@ -13,14 +13,14 @@ is that of `networks.value_and_slope`. On a CPU the kernels can be interpreted, 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, BFloat16, Float
+from jaxtyping import Array, Float
 
 NARROW = 16  # the matrix units' smallest side, to which inputs and outputs are padded
 
@@ -47,8 +47,8 @@ TILING = Tiling(rows=64, columns=64, warps=4, stages=2)
 
 def tileable(rows: int, widths: tuple[int, ...]) -> bool:
     """Whether the kernels take so many rows through hidden layers of these widths."""
-    first, *rest = widths
-    return rows % 128 == 0 and rest == [first] and first >= 64 and padded(first) == first
+    width = max(widths, default=0)
+    return rows % TILING.rows == 0 and widths == (width, width) and padded(width) == width >= TILING.columns
 
 
 def padded(size: int) -> int:
@@ -56,7 +56,7 @@ def padded(size: int) -> int:
     return max(NARROW, 1 << (size - 1).bit_length())
 
 
-def low(array: Float[Array, "..."], rows: int, columns: int) -> BFloat16[Array, "rows columns"]:
+def low(array: Float[Array, "..."], rows: int, columns: int) -> Float[Array, "rows columns"]:
     """In bf16, padded with zeros."""
     return jnp.pad(array.astype(Low), ((0, rows - array.shape[0]), (0, columns - array.shape[1])))
 
@@ -64,32 +64,35 @@ def low(array: Float[Array, "..."], rows: int, columns: int) -> BFloat16[Array, 
 SUMS = None  # the type of an output with a row of sums for each tile
 
 
-def call(kernel: Any, inputs: list[tuple[Array, bool]], outputs: list[tuple[int, Any]], interpret: bool) -> list[Array]:
-    """Run a kernel over tiles of rows. Inputs are tiled or whole; outputs are columns and type."""
-    rows = inputs[0][0].shape[0]
+def call(
+    kernel: Any, tiled: Sequence[Array], whole: Sequence[Array], outputs: Sequence[tuple[int, Any]], interpret: bool
+) -> Sequence[Array]:
+    """Run a kernel over tiles of rows of some inputs beside the whole of others. An output is columns and type."""
+    rows = tiled[0].shape[0]
     tiles = rows // TILING.rows
 
-    def tiled(columns: int) -> pl.BlockSpec:
+    def tile(columns: int) -> pl.BlockSpec:
         return pl.BlockSpec((TILING.rows, columns), lambda i: (i, 0))
 
-    def whole(array: Array) -> pl.BlockSpec:
+    def all_of(array: Array) -> pl.BlockSpec:
         return pl.BlockSpec(array.shape, lambda i: (0,) * array.ndim)
 
+    def output(columns: int, dtype: Any) -> tuple[pl.BlockSpec, jax.ShapeDtypeStruct]:
+        if dtype is SUMS:
+            own_row = pl.BlockSpec((None, columns), lambda i: (i, 0))
+            return own_row, jax.ShapeDtypeStruct((tiles, columns), jnp.float32)
+        return tile(columns), jax.ShapeDtypeStruct((rows, columns), dtype)
+
+    out_specs, out_shape = zip(*(output(*each) for each in outputs), strict=True)
     return pl.pallas_call(
         kernel,
         grid=(tiles,),
-        in_specs=[tiled(array.shape[1]) if tile else whole(array) for array, tile in inputs],
-        out_specs=[
-            pl.BlockSpec((None, columns), lambda i: (i, 0)) if dtype is SUMS else tiled(columns)
-            for columns, dtype in outputs
-        ],
-        out_shape=[
-            jax.ShapeDtypeStruct(*(((tiles, columns), jnp.float32) if dtype is SUMS else ((rows, columns), dtype)))
-            for columns, dtype in outputs
-        ],
+        in_specs=[*(tile(array.shape[1]) for array in tiled), *map(all_of, whole)],
+        out_specs=out_specs,
+        out_shape=out_shape,
         interpret=interpret,
         compiler_params=triton.CompilerParams(num_warps=TILING.warps, num_stages=TILING.stages),
-    )(*(array for array, _ in inputs))
+    )(*tiled, *whole)
 
 
 def forward_kernel(x_ref, w1_ref, b1_ref, w2_ref, b2_ref, w3_ref, h1_ref, h2_ref, z_ref):
@@ -158,18 +161,17 @@ def run_forward(network: Any, x: Array, interpret: bool) -> tuple[Array, Kept]:
     x = low(x, rows, padded(x.shape[1]))
     w1, w2 = low(first.kernel, x.shape[1], width), low(second.kernel, width, width)
     w3 = low(last.kernel, width, padded(outputs))
-    inputs = [(x, True), (w1, False), (first.bias, False), (w2, False), (second.bias, False), (w3, False)]
-    results = [(width, Low), (width, Low), (w3.shape[1], jnp.float32)]
-    h1, h2, z = call(forward_kernel, inputs, results, interpret)
+    whole = (w1, first.bias, w2, second.bias, w3)
+    h1, h2, z = call(forward_kernel, (x,), whole, [(width, Low)] * 2 + [(w3.shape[1], jnp.float32)], interpret)
     z = z[:, :outputs]
     return z if last.bias is None else z + last.bias[None], Kept(x, w1, w2, w3, h1, h2)
 
 
-def run_backward(dz: BFloat16[Array, "rows padded"], kept: Kept, interpret: bool) -> tuple[Array, ...]:
+def run_backward(dz: Float[Array, "rows padded"], kept: Kept, interpret: bool) -> tuple[Array, ...]:
     """v1, v2 and the sums of each over the rows."""
     width = kept.h1.shape[1]
-    inputs = [(dz, True), (kept.h1, True), (kept.h2, True), (kept.w2, False), (kept.w3, False)]
-    v1, v2, *sums = call(backward_kernel, inputs, [(width, Low)] * 2 + [(width, SUMS)] * 2, interpret)
+    outputs = [(width, Low)] * 2 + [(width, SUMS)] * 2
+    v1, v2, *sums = call(backward_kernel, (dz, kept.h1, kept.h2), (kept.w2, kept.w3), outputs, interpret)
     return v1, v2, *(jnp.sum(each, axis=0) for each in sums)
 
 
@@ -224,9 +226,8 @@ def _slope_backward(interpret: bool, residuals: Any, cotangents: tuple[Array, Ar
     first, second, last = network
     zbar, gbar = cotangents[0][:, None], low(cotangents[1], *kept.x.shape)
     tiled, whole = (gbar, zbar, kept.h1, kept.h2, v1), (kept.w1, kept.w2, last.kernel.T)
-    inputs = [*((array, True) for array in tiled), *((array, False) for array in whole)]
     width = kept.h1.shape[1]
-    a, *sums = call(tangent_kernel, inputs, [(width, Low)] + [(width, SUMS)] * 3, interpret)
+    a, *sums = call(tangent_kernel, tiled, whole, [(width, Low)] + [(width, SUMS)] * 3, interpret)
     sums1, sums2, sums3 = (jnp.sum(each, axis=0) for each in sums)
     a0 = (zbar * kept.x.astype(jnp.float32) + gbar.astype(jnp.float32)).astype(Low)
     gradient = (

@@ -6,9 +6,9 @@ Data lies on the device, batches are drawn inside the program, and everything ra
 from (seed, i) alone. So a run that was cut into pieces, killed or resumed is the same run.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -201,8 +201,13 @@ def advance(
     members: Members, state: State, first: int, steps: int, precision: Precision = "float32"
 ) -> tuple[State, Metrics]:
     """`steps` iterations of all members, and the metrics averaged over them. The old state's memory is reused."""
-    with jax.default_matmul_precision("bfloat16") if precision == "bfloat16" else contextlib.nullcontext():
+    with products_in(precision):
         return _advance(*members, state, jnp.int32(first), steps)
+
+
+def products_in(precision: Precision) -> AbstractContextManager[Any]:
+    """Where `networks.in_bf16` looks. The setting is part of what JAX knows compiled programs by."""
+    return jax.default_matmul_precision("bfloat16") if precision == "bfloat16" else nullcontext()
 
 
 def stated(precision: Precision) -> dict[str, str]:

@@ -275,6 +275,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         time_limit=options.time_limit,
         max_members=options.max_members,
         num_workers=options.workers,
+        add=options.add,
         checkpoint_seconds=options.checkpoint_seconds,
     )
 

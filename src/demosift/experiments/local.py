@@ -109,8 +109,18 @@ def run_local(
                     waiting = [*settled.halves, *waiting]
         except BaseException:
             stop.set()  # programs under way write a checkpoint and stop
-            wait(running)
+            wait_through_interrupts(running)
             raise
         finally:
             pool.close()
     return complete
+
+
+def wait_through_interrupts(running: set[Future[Settled]]) -> None:
+    """Until all have ended, however often Ctrl-C comes: the command line repeats it until it ends itself."""
+    while True:
+        try:
+            wait(running)
+            return
+        except KeyboardInterrupt:
+            continue

@@ -34,10 +34,14 @@ def reproduce(
     time_limit: float | None = None,
     max_members: int | None = None,
     num_workers: int | None = None,
+    add: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """Run what is left of a preset, then write the report. The same call continues after a kill or a time limit."""
+    """Run what is left of a preset, then write the report. The same call continues after a kill or a time limit.
+
+    What is asked for becomes the grid that the tables show; with `add`, beside what the grid has already.
+    """
     if preset not in PRESETS:
         raise InputError(f"unknown preset {preset!r}: there are {', '.join(PRESETS)}")
     deadline = None if time_limit is None else time.monotonic() + time_limit
@@ -55,7 +59,7 @@ def reproduce(
             tell: Callable[[str], None] = lambda what: status.update(f"making the data of {what}")  # noqa: E731
             for name, cells in wanted.items():
                 found = identify(cells, preparation, tell)
-                store.write_grid(name, [each.id for each in found])
+                store.write_grid(name, [each.id for each in found], add)
                 planned |= {each.id: each for each in found}
         programs = plan(list(planned.values()), store, max_members)
         left = sum(map(len, programs))

@@ -17,6 +17,7 @@ import numpy as np
 
 from demosift.data.atomic import atomic_write, is_partial, write_json
 from demosift.report.cells import CELLS, FAILURES, FORMAT, GRIDS, UNFINISHED, canonical, read_cell, seal
+from demosift.report.folder import read_grids
 from demosift.report.results import Unusable
 from demosift.runs import RunFolder
 from demosift.types import InputError
@@ -54,8 +55,15 @@ class Store:
     def write_failure(self, content: Mapping[str, Any]) -> None:
         write_json(self.failure_file(content["id"]), dict(content))
 
-    def write_grid(self, name: str, ids: Sequence[str]) -> None:
-        write_json(self.path / GRIDS / f"{name}.json", {"grid": name, "cells": sorted(ids)})
+    def write_grid(self, name: str, ids: Sequence[str], add: bool = False) -> None:
+        """Which cells a grid's tables show: these, or with `add` these beside those it has."""
+        earlier: list[str] = []
+        if add:
+            grids, problems = read_grids(self.path / GRIDS)
+            if problems:
+                raise InputError(problems[0])
+            earlier = grids.get(name, [])
+        write_json(self.path / GRIDS / f"{name}.json", {"grid": name, "cells": sorted({*earlier, *ids})})
 
     def checkpoints(self, ids: Sequence[str]) -> "Keeper":
         return Keeper(self.path / UNFINISHED / program_id(ids), ids)
