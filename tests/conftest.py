@@ -123,9 +123,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The iterations that chunks start from, as they are trained."""
     firsts, advance = [], programs.advance
 
-    def spy(members: programs.Members, state: Any, first: int, steps: int) -> Any:
+    def spy(members: programs.Members, state: Any, first: int, steps: int, *more: Any) -> Any:
         firsts.append(first)
-        return advance(members, state, first, steps)
+        return advance(members, state, first, steps, *more)
 
     monkeypatch.setattr(train, "advance", spy)
     return firsts

@@ -227,7 +227,7 @@ def test_a_run_resumed_with_another_key_would_show(tmp_path: Path, monkeypatch: 
     with pytest.raises(Killed):
         fit_tiny("bc", "continuous", out=tmp_path / "cut", tracker=kill_at(3 * CHUNK), **options)
     advance = programs.advance
-    monkeypatch.setattr(train, "advance", lambda m, s, first, steps: advance(m, s, first - 2 * CHUNK, steps))
+    monkeypatch.setattr(train, "advance", lambda m, s, first, *more: advance(m, s, first - 2 * CHUNK, *more))
     fit_tiny("bc", "continuous", out=tmp_path / "cut", resume=True, **options)
     assert folder_bytes(tmp_path / "cut") != folder_bytes(tmp_path / "whole")
 

@@ -371,9 +371,11 @@ def test_a_deadline_stops_before_the_next_program(tmp_path: Path):
 
 def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The command line repeats Ctrl-C every two seconds; a program may need longer to write its checkpoint."""
-    ended = []
+    started, ended = threading.Event(), []
+    plan = planned(cell())
 
     def slow(planned: Any, keeper: Any, rollouts: Any, advanced: Any, stopped: Any, seconds: float) -> Outcome:
+        started.set()
         while not stopped():
             time.sleep(0.01)
         time.sleep(0.6)
@@ -381,7 +383,8 @@ def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monke
         return Outcome(False, 0, [program.Measured()], 0.0)
 
     def interrupt() -> None:
-        for _ in range(3):
+        started.wait()
+        for _ in range(2):
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -391,9 +394,9 @@ def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monke
     insisting = threading.Thread(target=interrupt)
     insisting.start()
     with pytest.raises(KeyboardInterrupt):
-        run_local([planned(cell())], Store(tmp_path), quiet_view(1))
-    assert ended
+        run_local([plan], Store(tmp_path), quiet_view(1))
     insisting.join()
+    assert ended
 
 
 def test_chunks_divide_the_time_between_evaluations():
@@ -677,7 +680,10 @@ def test_a_method_is_added_to_the_tables(recordings: Path, tmp_path: Path, capsy
 
     assert rows("bc") == {"bc"}
     assert rows("nbcu", "--iterations", "40", "--add") == {"bc", "nbcu"}
-    assert rows("nbcu", "--iterations", "40") == {"nbcu"}
+    said = (out / "tables" / "noisy-expert.md").read_text()
+    assert "after 3,000 iterations in float32 (NBCU: 40 iterations in float32)" in said
+    assert rows("nbcu", "--iterations", "40", "--precision", "bfloat16") == {"nbcu"}
+    assert "after 40 iterations in bfloat16. " in (out / "tables" / "noisy-expert.md").read_text()
     (out / "grids" / "noisy-expert.json").write_text("{")
     assert main([*few[:at], "bc", *few[at:], "--add"]) == 2
     assert "grids/noisy-expert.json" in capsys.readouterr().err

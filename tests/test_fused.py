@@ -1,16 +1,15 @@
 """The GPU's kernels, interpreted: the same numbers as the plain networks, and bf16 only where it is meant."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import random_dataset
+from conftest import STEPS, random_dataset, tiny
 
 from demosift import fused, members, networks
-from demosift.algorithms import BC, WBCU
+from demosift.algorithms import REGISTRY, Algorithm
 from demosift.data.normaliser import Normaliser
 from demosift.types import Demonstrations
 
@@ -39,7 +38,7 @@ def interpreted(function: Any) -> Any:
 
 
 def pairs(network: networks.Perceptron) -> list[tuple[Any, Any]]:
-    found = [(networks.apply, interpreted(fused.apply))]
+    found: list[tuple[Any, Any]] = [(networks.apply, interpreted(fused.apply))]
     if network[-1].kernel.shape[1] == 1:
         found.append((networks.value_and_slope, interpreted(fused.value_and_slope)))
     return found
@@ -49,7 +48,7 @@ def pairs(network: networks.Perceptron) -> list[tuple[Any, Any]]:
 def test_in_float32_the_kernels_are_the_plain_networks(
     inputs: int, outputs: int, last_bias: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(fused, "Low", jnp.float32)
+    monkeypatch.setattr(fused, "LOW", jnp.float32)
     network, x = make(inputs, outputs, last_bias)
     for plain, kernels in pairs(network):
         wanted, found = gradients(plain, network, x), gradients(kernels, network, x)
@@ -74,59 +73,69 @@ def test_in_bf16_they_are_near_and_give_float32(inputs: int, outputs: int, last_
 
 
 @pytest.mark.parametrize(
-    ("rows", "widths", "taken"),
+    ("sizes", "rows", "taken"),
     [
-        (256, (256, 256), True),
-        (128, (64, 64), True),
-        (200, (256, 256), False),
-        (256, (256,), False),
-        (256, (), False),
-        (256, (256, 128), False),
-        (256, (96, 96), False),
-        (256, (32, 32), False),
+        ((14, 256, 256, 1), 256, True),
+        ((64, 64, 64, 16), 64, True),
+        ((14, 256, 256, 1), 200, False),
+        ((14, 256, 256, 1), 0, False),
+        ((14, 256, 1), 256, False),
+        ((14, 1), 256, False),
+        ((14, 256, 256, 256, 1), 256, False),
+        ((14, 256, 128, 1), 256, False),
+        ((14, 96, 96, 1), 256, False),
+        ((14, 32, 32, 1), 256, False),
+        ((14, 512, 512, 1), 256, False),
+        ((65, 256, 256, 1), 256, False),
+        ((14, 256, 256, 17), 256, False),
     ],
 )
-def test_what_the_kernels_take(rows: int, widths: tuple[int, ...], taken: bool):
-    assert fused.tileable(rows, widths) == taken
+def test_what_the_kernels_take(sizes: tuple[int, ...], rows: int, taken: bool):
+    kernels = [networks.glorot_uniform] * (len(sizes) - 1)
+    network = networks.init_perceptron(jax.random.key(0), sizes, kernels)
+    assert fused.takes(network, rows) == taken
+    without_bias = (network[0]._replace(bias=None), *network[1:])
+    assert not fused.takes(without_bias, rows)
 
 
 def demonstrations() -> Demonstrations:
     return Demonstrations(random_dataset(0, 40), random_dataset(1, 60))
 
 
-def stacked(algorithm: Any) -> tuple[members.Members, Any]:
+def stacked(algorithm: Algorithm) -> tuple[members.Members, Any]:
     data = demonstrations()
     together = members.stack_members([algorithm], [0, 1], [data], [Normaliser.identity(data.expert.obs_dim)])
     return together, members.init_members(together)
 
 
-def test_a_gpu_would_run_them(monkeypatch: pytest.MonkeyPatch):
+# A pass forward and one back for a policy and for a network on data, three kernels where a penalty is; DWBC's
+# discriminator has one hidden layer and stays with XLA.
+@pytest.mark.parametrize(("name", "kernels"), [("bc", 2), ("wbcu", 7), ("demodice", 12), ("dwbc", 2)])
+def test_a_gpu_would_run_them(name: str, kernels: int, monkeypatch: pytest.MonkeyPatch):
     """The whole training program, brought into the form that a GPU's compiler takes; there need not be one."""
-    algorithm = WBCU(hidden=(64, 64), batch_size=ROWS)
-    together, state = stacked(algorithm)
+    together, state = stacked(tiny(name, hidden=(64, 64), batch_size=64))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
-    def kernels(precision: Any) -> int:
+    def count(precision: Any) -> int:
         def program(state: Any) -> Any:
             return members.advance(together, state, 0, 2, precision)
 
         return jax.jit(program).trace(state).lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton")
 
-    # The policy's two passes, the discriminator's two on the data; at the penalised points three.
-    assert kernels("bfloat16") == 7
-    assert kernels("float32") == 0
+    assert (count("bfloat16"), count("float32")) == (kernels, 0)
+    jax.clear_caches()  # programs for a GPU that is not there
 
 
-@pytest.mark.parametrize("algorithm", [BC(), WBCU()])
-def test_training_in_bf16_is_near_training_in_float32(algorithm: Any):
-    algorithm = dataclasses.replace(algorithm, hidden=(16, 16), batch_size=32)
-    losses = {}
+@pytest.mark.parametrize("name", REGISTRY)
+def test_training_in_bf16_is_near_training_in_float32(name: str):
+    algorithm = tiny(name)
+    losses: dict[str, list[np.ndarray]] = {}
     for precision in ("float32", "bfloat16", "float32"):
         together, state = stacked(algorithm)
-        state, metrics = members.advance(together, state, 0, 20, precision)
+        state, metrics = members.advance(together, state, 0, STEPS, precision)
         assert {leaf.dtype for leaf in jax.tree.leaves(state)} <= {jnp.dtype("float32"), jnp.dtype("int32")}
         losses.setdefault(precision, []).append(np.asarray(metrics["policy_loss"]))
     once, again = losses["float32"]
     np.testing.assert_array_equal(once, again)
     assert (losses["bfloat16"][0] != once).all()
-    np.testing.assert_allclose(losses["bfloat16"][0], once, rtol=0.02)
+    np.testing.assert_allclose(losses["bfloat16"][0], once, rtol=0.05, atol=0.02)

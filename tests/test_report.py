@@ -259,6 +259,13 @@ def test_settings_of_one_method_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
+def test_another_precision_is_another_setting(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "bc", seeds=(0, 1))
+    write_run(tmp_path / "b", "bc", seeds=(0, 1), precision="bfloat16")
+    settings = {row.setting: row.seeds for row in result_table(tmp_path)}
+    assert settings == {"precision float32": 2, "precision bfloat16": 2}
+
+
 def test_seeds_of_separate_runs_belong_together_and_count_once(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "bc", seeds=(0, 1))
     write_run(tmp_path / "b", "bc", seeds=(1, 2))

@@ -22,6 +22,7 @@ def config(**changes: Any) -> Row:
         "members": [{"seed": 0}],
         "data": [{"sha256": "ab"}],
         "normalise": "union",
+        "precision": "bfloat16",
         "log_every": 5,
         "checkpoint_every": 10,
         "evaluation": None,
@@ -252,3 +253,12 @@ def test_provenance_names_versions_and_hardware():
     assert runs.installed_version("no-such-package") is None
     assert answer["hardware"]["cores"] == os.cpu_count()
     json.dumps(answer, allow_nan=False)
+
+
+def test_a_copy_of_the_source_can_be_told_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    own = runs.source_commit()
+    monkeypatch.setenv("DEMOSIFT_COMMIT", "abc")
+    assert own is None or runs.source_commit() == own
+    (tmp_path / "runs.py").touch()
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
+    assert runs.source_commit() == "abc"

@@ -1,5 +1,6 @@
 """`fit` and its folder: killed at any moment it ends with the same bytes, and bad requests are refused before work."""
 
+import functools
 import hashlib
 import os
 import random
@@ -328,6 +329,19 @@ def test_data_is_recognised_by_its_content():
     assert first["expert"] == {"rows": 30, "episodes": 5}
     changed = replace(random_demonstrations(), expert=random_dataset(3, 30))
     assert train.describe_data(changed)["sha256"] != first["sha256"]
+
+
+def test_precision_is_stated_and_kept(tmp_path: Path):
+    often: dict[str, Any] = {"log_every": 5, "checkpoint_every": 5, "progress": False}
+    fit = functools.partial(train.fit, tiny("bc"), random_demonstrations(), out=tmp_path / "run", **often)
+    assert fit(iterations=5, precision="bfloat16").config["precision"] == "bfloat16"
+    with pytest.raises(InputError, match=r"holds another run .differs in precision"):
+        fit(iterations=10, resume=True)
+    assert fit(iterations=10, precision="bfloat16", resume=True).metrics[-1]["iteration"] == 10
+    with pytest.raises(InputError, match="precision must be float32 or bfloat16, not 'bf16'"):
+        fit(iterations=10, precision="bf16")  # type: ignore[arg-type]
+    with jax.default_matmul_precision("bfloat16"), pytest.raises(InputError, match="told to multiply in bfloat16"):
+        fit(iterations=10)
 
 
 def test_the_normaliser_follows_its_member():

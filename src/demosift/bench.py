@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from demosift.algorithms import REGISTRY, Algorithm, WBCUTwoStage
 from demosift.data.normaliser import Normaliser
-from demosift.members import Precision, advance, init_members, stack_members, stated
+from demosift.members import Precision, advance, init_members, stack_members
 from demosift.runs import provenance
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
@@ -147,7 +147,7 @@ def measure(algorithm: Algorithm, num_members: int, seconds: float, precision: P
     return {
         "algorithm": algorithm.name,
         "members": num_members,
-        **stated(precision),
+        "precision": precision,
         "member_iterations_per_second": round(float(1.0 / np.median(taken)), 1),
         "megaflop_per_iteration": round(flops / 1e6, 1),
         "matmul_gigaflops": round(float(flops / np.median(least)) / 1e9, 1),
@@ -172,7 +172,7 @@ def bench(
     rows = [measure(algorithm, count, seconds, precision) for algorithm in algorithms for count in members]
     answer = {"device": jax.devices()[0].device_kind, **provenance(), "training": rows}
     lines = [
-        f"{answer['device']}: iterations of all members per second, against what its matrix products allow",
+        f"{answer['device']}, {precision}: iterations of all members per second, against what its products allow",
         f"{'algorithm':<16}{'members':>8}{'it/s':>10}{'MFLOP/it':>10}{'GFLOP/s':>9}{'bound':>10}{'ratio':>7}",
     ]
     for row in rows:

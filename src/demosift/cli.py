@@ -228,7 +228,7 @@ def add_grid(sub: Parser) -> None:
     sub.add_argument("--gradient-penalties", type=float, nargs="+", help="of demodice and wbcu (default: 0 1 10)")
     about = "a setting of every algorithm that has it; ALGORITHM.NAME=VALUE: of one"
     sub.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
-    sub.add_argument("--add", action="store_true", help="to the tables of the grid in --out, whatever else it has")
+    sub.add_argument("--add", action="store_true", help="keep what the grid in --out has; add this to its tables")
     add_precision(sub)
     sub.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="checkpoint and stop; the same command goes on"

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 NARROW = 16  # the matrix units' smallest side, to which inputs and outputs are padded
 
-Low = jnp.bfloat16
+LOW = jnp.bfloat16
 
 
 class Tiling(NamedTuple):
@@ -43,12 +43,16 @@ class Tiling(NamedTuple):
 
 
 TILING = Tiling(rows=64, columns=64, warps=4, stages=2)
+MOST_WIDTH, MOST_INPUTS, MOST_OUTPUTS = 256, 64, 16
 
 
-def tileable(rows: int, widths: tuple[int, ...]) -> bool:
-    """Whether the kernels take so many rows through hidden layers of these widths."""
-    width = max(widths, default=0)
-    return rows % TILING.rows == 0 and widths == (width, width) and padded(width) == width >= TILING.columns
+def takes(network: Any, rows: int) -> bool:
+    """Whether the kernels take so many rows through this network: what fits a multiprocessor's memory was tried."""
+    if len(network) != 3 or any(layer.bias is None for layer in network[:-1]):
+        return False
+    (inputs, width), (_, second), (_, outputs) = (layer.kernel.shape for layer in network)
+    fits = padded(inputs) <= MOST_INPUTS and padded(outputs) <= MOST_OUTPUTS and TILING.columns <= width <= MOST_WIDTH
+    return fits and width == second == padded(width) and rows > 0 and rows % TILING.rows == 0
 
 
 def padded(size: int) -> int:
@@ -56,9 +60,9 @@ def padded(size: int) -> int:
     return max(NARROW, 1 << (size - 1).bit_length())
 
 
-def low(array: Float[Array, "..."], rows: int, columns: int) -> Float[Array, "rows columns"]:
+def to_low(array: Float[Array, "..."], rows: int, columns: int) -> Float[Array, "rows columns"]:
     """In bf16, padded with zeros."""
-    return jnp.pad(array.astype(Low), ((0, rows - array.shape[0]), (0, columns - array.shape[1])))
+    return jnp.pad(array.astype(LOW), ((0, rows - array.shape[0]), (0, columns - array.shape[1])))
 
 
 SUMS = None  # the type of an output with a row of sums for each tile
@@ -100,12 +104,12 @@ def forward_kernel(x_ref, w1_ref, b1_ref, w2_ref, b2_ref, w3_ref, h1_ref, h2_ref
     width = w2_ref.shape[0]
 
     def layer(columns, total):
-        h1 = jnp.maximum(triton.dot(x, w1_ref[:, columns]) + b1_ref[columns][None], 0.0).astype(Low)
+        h1 = jnp.maximum(triton.dot(x, w1_ref[:, columns]) + b1_ref[columns][None], 0.0).astype(LOW)
         h1_ref[:, columns] = h1
         return total + triton.dot(h1, w2_ref[columns, :])
 
     total = TILING.over(width, layer, jnp.zeros((TILING.rows, width), jnp.float32))
-    h2 = jnp.maximum(total + b2_ref[...][None], 0.0).astype(Low)
+    h2 = jnp.maximum(total + b2_ref[...][None], 0.0).astype(LOW)
     h2_ref[...] = h2
     z_ref[...] = triton.dot(h2, w3_ref[...])
 
@@ -113,13 +117,13 @@ def forward_kernel(x_ref, w1_ref, b1_ref, w2_ref, b2_ref, w3_ref, h1_ref, h2_ref
 def backward_kernel(dz_ref, h1_ref, h2_ref, w2_ref, w3_ref, v1_ref, v2_ref, sums1_ref, sums2_ref):
     v2 = jnp.where(h2_ref[...] > 0, triton.dot(dz_ref[...], w3_ref[...], trans_b=True), 0.0)
     sums2_ref[...] = jnp.sum(v2, axis=0)
-    v2 = v2.astype(Low)
+    v2 = v2.astype(LOW)
     v2_ref[...] = v2
 
     def layer(columns, carry):
         v1 = jnp.where(h1_ref[:, columns] > 0, triton.dot(v2, w2_ref[columns, :], trans_b=True), 0.0)
         sums1_ref[columns] = jnp.sum(v1, axis=0)
-        v1_ref[:, columns] = v1.astype(Low)
+        v1_ref[:, columns] = v1.astype(LOW)
         return carry
 
     TILING.over(w2_ref.shape[0], layer, 0)
@@ -134,9 +138,9 @@ def tangent_kernel(
     def layer(columns, total):
         h1 = h1_ref[:, columns]
         u1 = jnp.where(h1 > 0, triton.dot(g, w1_ref[:, columns]), 0.0)
-        a_ref[:, columns] = (zbar * h1.astype(jnp.float32) + u1).astype(Low)
+        a_ref[:, columns] = (zbar * h1.astype(jnp.float32) + u1).astype(LOW)
         sums1_ref[columns] = jnp.sum(zbar * v1_ref[:, columns].astype(jnp.float32), axis=0)
-        return total + triton.dot(u1.astype(Low), w2_ref[columns, :])
+        return total + triton.dot(u1.astype(LOW), w2_ref[columns, :])
 
     total = TILING.over(width, layer, jnp.zeros((TILING.rows, width), jnp.float32))
     h2 = h2_ref[...].astype(jnp.float32)
@@ -158,11 +162,11 @@ class Kept(NamedTuple):
 def run_forward(network: Any, x: Array, interpret: bool) -> tuple[Array, Kept]:
     first, second, last = network
     rows, width, outputs = x.shape[0], *last.kernel.shape
-    x = low(x, rows, padded(x.shape[1]))
-    w1, w2 = low(first.kernel, x.shape[1], width), low(second.kernel, width, width)
-    w3 = low(last.kernel, width, padded(outputs))
+    x = to_low(x, rows, padded(x.shape[1]))
+    w1, w2 = to_low(first.kernel, x.shape[1], width), to_low(second.kernel, width, width)
+    w3 = to_low(last.kernel, width, padded(outputs))
     whole = (w1, first.bias, w2, second.bias, w3)
-    h1, h2, z = call(forward_kernel, (x,), whole, [(width, Low)] * 2 + [(w3.shape[1], jnp.float32)], interpret)
+    h1, h2, z = call(forward_kernel, (x,), whole, [(width, LOW)] * 2 + [(w3.shape[1], jnp.float32)], interpret)
     z = z[:, :outputs]
     return z if last.bias is None else z + last.bias[None], Kept(x, w1, w2, w3, h1, h2)
 
@@ -170,7 +174,7 @@ def run_forward(network: Any, x: Array, interpret: bool) -> tuple[Array, Kept]:
 def run_backward(dz: Float[Array, "rows padded"], kept: Kept, interpret: bool) -> tuple[Array, ...]:
     """v1, v2 and the sums of each over the rows."""
     width = kept.h1.shape[1]
-    outputs = [(width, Low)] * 2 + [(width, SUMS)] * 2
+    outputs = [(width, LOW)] * 2 + [(width, SUMS)] * 2
     v1, v2, *sums = call(backward_kernel, (dz, kept.h1, kept.h2), (kept.w2, kept.w3), outputs, interpret)
     return v1, v2, *(jnp.sum(each, axis=0) for each in sums)
 
@@ -193,7 +197,7 @@ def _apply_forward(network: Any, x: Array, interpret: bool):
 def _apply_backward(interpret: bool, residuals: Any, dz: Array):
     network, kept = residuals
     first, second, last = network
-    dz_low = low(dz, len(dz), kept.w3.shape[1])
+    dz_low = to_low(dz, len(dz), kept.w3.shape[1])
     v1, v2, sums1, sums2 = run_backward(dz_low, kept, interpret)
     inputs, outputs = first.kernel.shape[0], last.kernel.shape[1]
     last_kernel = product(kept.h2.T, dz_low)[:, :outputs]
@@ -216,7 +220,7 @@ def value_and_slope(network: Any, x: Float[Array, "rows inputs"], interpret: boo
 
 def _slope_forward(network: Any, x: Array, interpret: bool):
     z, kept = run_forward(network, x, interpret)
-    v1, v2, *_ = run_backward(low(jnp.ones((len(x), 1)), len(x), kept.w3.shape[1]), kept, interpret)
+    v1, v2, *_ = run_backward(to_low(jnp.ones((len(x), 1)), len(x), kept.w3.shape[1]), kept, interpret)
     slope = product(v1, kept.w1.T)[:, : x.shape[1]]
     return (z[:, 0], slope), (network, kept, v1, v2, slope)
 
@@ -224,12 +228,12 @@ def _slope_forward(network: Any, x: Array, interpret: bool):
 def _slope_backward(interpret: bool, residuals: Any, cotangents: tuple[Array, Array]):
     network, kept, v1, v2, slope = residuals
     first, second, last = network
-    zbar, gbar = cotangents[0][:, None], low(cotangents[1], *kept.x.shape)
+    zbar, gbar = cotangents[0][:, None], to_low(cotangents[1], *kept.x.shape)
     tiled, whole = (gbar, zbar, kept.h1, kept.h2, v1), (kept.w1, kept.w2, last.kernel.T)
     width = kept.h1.shape[1]
-    a, *sums = call(tangent_kernel, tiled, whole, [(width, Low)] + [(width, SUMS)] * 3, interpret)
+    a, *sums = call(tangent_kernel, tiled, whole, [(width, LOW)] + [(width, SUMS)] * 3, interpret)
     sums1, sums2, sums3 = (jnp.sum(each, axis=0) for each in sums)
-    a0 = (zbar * kept.x.astype(jnp.float32) + gbar.astype(jnp.float32)).astype(Low)
+    a0 = (zbar * kept.x.astype(jnp.float32) + gbar.astype(jnp.float32)).astype(LOW)
     gradient = (
         first._replace(kernel=product(a0.T, v1)[: first.kernel.shape[0]], bias=sums1),
         second._replace(kernel=product(a.T, v2), bias=sums2),

@@ -9,7 +9,7 @@ from (seed, i) alone. So a run that was cut into pieces, killed or resumed is th
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demosift.algorithms import Algorithm, Batch, Metrics, State
 from demosift.data.normaliser import Normaliser
+from demosift.networks import in_bf16
 from demosift.types import Demonstrations, InputError, Transitions
 
 # What hidden activations are computed and kept in. Parameters, outputs and the optimiser are float32 with either;
@@ -205,13 +206,20 @@ def advance(
         return _advance(*members, state, jnp.int32(first), steps)
 
 
+def check_precision(precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise InputError(f"precision must be {' or '.join(get_args(Precision))}, not {precision!r}")
+    if precision == "float32" and in_bf16():
+        raise InputError("JAX is told to multiply in bfloat16; ask for that precision, or unset the option")
+
+
 def products_in(precision: Precision) -> AbstractContextManager[Any]:
-    """Where `networks.in_bf16` looks. The setting is part of what JAX knows compiled programs by."""
+    """Where `networks.in_bf16` looks. JAX compiles a program anew for another setting."""
     return jax.default_matmul_precision("bfloat16") if precision == "bfloat16" else nullcontext()
 
 
 def stated(precision: Precision) -> dict[str, str]:
-    """What a config says of the precision: nothing where it is float32, as in configs from before there was another."""
+    """What a config says of the precision: nothing of float32, so that an id does not depend on there being others."""
     return {} if precision == "float32" else {"precision": precision}
 
 

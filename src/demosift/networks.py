@@ -61,7 +61,7 @@ def init_perceptron(
 
 
 def in_bf16() -> bool:
-    """Whether hidden activations are kept in bf16: where JAX is told to multiply in it (`--precision bfloat16`).
+    """Whether `apply` and `value_and_slope` keep hidden activations in bf16: where JAX is told to multiply in it.
 
     Training many networks on a GPU is bound by reading and writing activations; to round the products alone gains
     nothing. Parameters, outputs, losses and the optimiser stay in float32.
@@ -75,8 +75,7 @@ def kernels_for(network: Perceptron, x: Float[Array, "*rows inputs"]) -> ModuleT
         return None
     from demosift import fused  # only here: Pallas takes a while to import
 
-    widths = tuple(layer.kernel.shape[1] for layer in network[:-1])
-    return fused if fused.tileable(x.shape[0], widths) else None
+    return fused if fused.takes(network, x.shape[0]) else None
 
 
 def affine(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
@@ -213,8 +212,9 @@ def _value_and_slope_forward(network: Perceptron, x: Array):
     sensitivities = []
     for layer, activation in zip(reversed(network[:-1]), reversed(activations[1:]), strict=True):
         sensitivities.insert(0, jnp.where(activation > 0, slope, jnp.zeros_like(slope)))
-        slope = sensitivities[0] @ layer.kernel.T.astype(dtype)
-    slope = slope.astype(x.dtype)
+        kept_in = dtype if len(sensitivities) < len(network) - 1 else x.dtype
+        slope = jnp.matmul(sensitivities[0], layer.kernel.T.astype(dtype), preferred_element_type=kept_in)
+    slope = slope.astype(x.dtype)  # of a network without hidden layers
     return (value, slope), (network, activations, sensitivities, slope)
 
 

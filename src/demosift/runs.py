@@ -30,7 +30,7 @@ from demosift.policy import Policy
 from demosift.types import InputError
 
 CHECKPOINTS_KEPT = 2
-IDENTITY = ("algorithm", "members", "data", "normalise", "log_every", "checkpoint_every", "evaluation")
+IDENTITY = ("algorithm", "members", "data", "normalise", "precision", "log_every", "checkpoint_every", "evaluation")
 
 Row = dict[str, Any]
 
@@ -221,10 +221,9 @@ def installed_version(package: str) -> str | None:
 def source_commit() -> str | None:
     """The commit of the source tree this package runs from; None where it was installed from a wheel.
 
-    DEMOSIFT_COMMIT tells a copy of the tree that has no repository beside it.
+    DEMOSIFT_COMMIT names it where the source is a copy without its repository.
     """
-    if told := os.environ.get("DEMOSIFT_COMMIT"):
-        return told
+    told = os.environ.get("DEMOSIFT_COMMIT") or None
     here = Path(__file__).resolve().parent
     try:
         answer = subprocess.run(
@@ -237,5 +236,5 @@ def source_commit() -> str | None:
             check=False,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() if answer.returncode == 0 and tracked.returncode == 0 else None
+        return told
+    return answer.stdout.strip() if answer.returncode == 0 and tracked.returncode == 0 else told

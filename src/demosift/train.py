@@ -21,7 +21,16 @@ from demosift.algorithms import REGISTRY, Algorithm, Batch, State
 from demosift.data import check_pair
 from demosift.data.hdf5 import action_bounds
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
-from demosift.members import Precision, advance, fill, init_members, named_arrays, stack_members, stated
+from demosift.members import (
+    Precision,
+    advance,
+    check_precision,
+    fill,
+    init_members,
+    named_arrays,
+    stack_members,
+    stated,
+)
 from demosift.policy import Layer, Policy
 from demosift.runs import Row, Run, RunFolder, plain, provenance
 from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
@@ -77,6 +86,7 @@ def fit(
     seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     sources = list(data) if isinstance(data, Sequence) else [data]
     log_every = min(log_every, iterations)
+    check_precision(precision)
     check_request(settings, sources, seeds, iterations, log_every, checkpoint_every, evaluator)
     normalisers = [fit_normaliser(source, normalise) for source in sources]
     environment = with_bounds_of(sources[0], environment or sources[0].environment)

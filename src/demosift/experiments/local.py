@@ -109,6 +109,7 @@ def run_local(
                     waiting = [*settled.halves, *waiting]
         except BaseException:
             stop.set()  # programs under way write a checkpoint and stop
+            view.say("stopping: writing checkpoints")
             wait_through_interrupts(running)
             raise
         finally:
@@ -117,7 +118,7 @@ def run_local(
 
 
 def wait_through_interrupts(running: set[Future[Settled]]) -> None:
-    """Until all have ended, however often Ctrl-C comes: the command line repeats it until it ends itself."""
+    """Until all have ended, however often Ctrl-C comes: `cli.insistent_interrupts` repeats it every two seconds."""
     while True:
         try:
             wait(running)

@@ -11,7 +11,7 @@ from typing import Any
 from demosift.algorithms import REGISTRY
 from demosift.environments import SHORT_NAMES
 from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn, make_algorithm
-from demosift.members import Precision
+from demosift.members import Precision, check_precision
 from demosift.types import InputError
 
 ORACLE = "oracle"
@@ -72,6 +72,7 @@ def grids(preset: str, request: Request) -> dict[str, list[Cell]]:
 
 
 def check(request: Request) -> None:
+    check_precision(request.precision)
     request.schedule.check(request.iterations)
     for env in request.envs:
         if env not in SHORT_NAMES:

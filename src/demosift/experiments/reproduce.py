@@ -52,6 +52,7 @@ def reproduce(
     wanted = grids(preset, request)
     complete = True
     if wanted:
+        earlier = {name: store.read_grid(name) if add else [] for name in wanted}
         store.sweep()
         preparation = Preparation(store.path / "data")
         planned: dict[str, Planned] = {}
@@ -59,7 +60,7 @@ def reproduce(
             tell: Callable[[str], None] = lambda what: status.update(f"making the data of {what}")  # noqa: E731
             for name, cells in wanted.items():
                 found = identify(cells, preparation, tell)
-                store.write_grid(name, [each.id for each in found], add)
+                store.write_grid(name, [*earlier[name], *(each.id for each in found)])
                 planned |= {each.id: each for each in found}
         programs = plan(list(planned.values()), store, max_members)
         left = sum(map(len, programs))

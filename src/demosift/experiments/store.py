@@ -9,7 +9,7 @@ grids/NAME.json          the ids of the cells that a preset asked for
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +55,16 @@ class Store:
     def write_failure(self, content: Mapping[str, Any]) -> None:
         write_json(self.failure_file(content["id"]), dict(content))
 
-    def write_grid(self, name: str, ids: Sequence[str], add: bool = False) -> None:
-        """Which cells a grid's tables show: these, or with `add` these beside those it has."""
-        earlier: list[str] = []
-        if add:
-            grids, problems = read_grids(self.path / GRIDS)
-            if problems:
-                raise InputError(problems[0])
-            earlier = grids.get(name, [])
-        write_json(self.path / GRIDS / f"{name}.json", {"grid": name, "cells": sorted({*earlier, *ids})})
+    def write_grid(self, name: str, ids: Iterable[str]) -> None:
+        """Which cells a grid's tables show."""
+        write_json(self.path / GRIDS / f"{name}.json", {"grid": name, "cells": sorted(set(ids))})
+
+    def read_grid(self, name: str) -> list[str]:
+        grids, problems = read_grids(self.path / GRIDS)
+        for problem in problems:
+            if problem.startswith(f"{GRIDS}/{name}.json:"):
+                raise InputError(problem)
+        return grids.get(name, [])
 
     def checkpoints(self, ids: Sequence[str]) -> "Keeper":
         return Keeper(self.path / UNFINISHED / program_id(ids), ids)

@@ -144,7 +144,8 @@ def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
     settings = {key: value for key, value in member.settings.items() if key != "seed"}
     data = None if config.get("task") else fingerprint(config.get("data"))
     schedule = [len(member.iteration), fingerprint(member.iteration.tolist())]
-    rest = {key: config.get(key) for key in ("iterations", "normalise", "precision")}
+    rest = {key: config.get(key) for key in ("iterations", "normalise")}
+    rest["precision"] = config.get("precision") or "float32"
     return {**settings, **rest, "data": data, "evaluations": schedule}
 
 

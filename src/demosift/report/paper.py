@@ -100,6 +100,7 @@ class PaperRow:
     entries: Mapping[str, Entry]
     overall: Overall | None  # None where an environment is missing
     paper_overall: float | None
+    trained: str  # for how long and in which precision
 
     @property
     def standard_error(self) -> float:
@@ -117,6 +118,7 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
     references: Mapping[str, Mapping[str, float]]  # env -> random and expert return, ours
     iterations: tuple[int, ...]
+    trained: str  # as most rows were
     seeds: tuple[int, ...]
     averaged: tuple[int, ...]
 
@@ -163,7 +165,8 @@ def paper_table(
         envs=envs,
         rows=rows,
         references=references,
-        iterations=tuple(sorted({int(series.members[0].iteration[-1]) for series in every})),
+        iterations=tuple(sorted({last_iteration(series) for series in every})),
+        trained=max((row.trained for row in rows), key=[row.trained for row in rows].count),
         seeds=tuple(sorted({len(series.members) for series in every})),
         averaged=tuple(sorted({series.num_averaged() for series in every})),
     )
@@ -198,7 +201,21 @@ def paper_row(
     if printed is not None:
         whole = len(envs) == len(paper["environments"])
         paper_overall = printed["score"] / 100 if whole else float(np.mean(scores))
-    return PaperRow(key, entries, overall(key, envs, ours, paper_overall) if complete else None, paper_overall)
+    averages = overall(key, envs, ours, paper_overall) if complete else None
+    return PaperRow(
+        key, entries, averages, paper_overall, trained([ours[env][key] for env in envs if key in ours[env]])
+    )
+
+
+def last_iteration(series: Series) -> int:
+    return int(series.members[0].iteration[-1])
+
+
+def trained(row: Sequence[Series]) -> str:
+    """For how long and how: `500,000 iterations in bfloat16`."""
+    lengths = sorted({last_iteration(series) for series in row})
+    precisions = sorted({str(series.identity["precision"]) for series in row})
+    return f"{' and '.join(f'{length:,}' for length in lengths)} iterations in {' and '.join(precisions)}"
 
 
 def entry(series: Series | None, env: str, printed: Mapping[str, Any] | None, paper: Mapping[str, Any]) -> Entry:

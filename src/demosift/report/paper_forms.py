@@ -78,9 +78,11 @@ def lines_of(table: PaperTable) -> list[tuple[str, str, Cells]]:
 
 def explained(table: PaperTable) -> str:
     """What the numbers are, and what the marks mean."""
+    others = [f"{row.key.title}: {row.trained}" for row in table.rows if row.trained != table.trained]
+    after = f"{table.trained} ({'; '.join(others)})" if others else table.trained
     return (
         f"Mean return ± standard deviation over {span(table.seeds)} seeds of each seed's last {span(table.averaged)} "
-        f"evaluations, after {span(table.iterations)} iterations. The last column is the normalised score, 0% random "
+        f"evaluations, after {after}. The last column is the normalised score, 0% random "
         f"and 100% the expert, averaged over {'the environment' if len(table.envs) == 1 else 'the environments'}. "
         "Differences are ours minus the paper's in points of normalised score, each by its own random and expert "
         f"returns: {UP} and {DOWN} exceed {STANDARD_ERRORS:g} standard errors of both together, {SAME} does not."
