@@ -280,6 +280,15 @@ def test_cells_that_share_shapes_train_together(tmp_path: Path, monkeypatch: pyt
     assert [len(part) for part in pack(planned(*(cell("bc", seed) for seed in range(5))), 2)] == [2, 2, 1]
 
 
+def test_each_precision_has_its_own_program(tmp_path: Path):
+    cells = [dataclasses.replace(cell(), precision=precision) for precision in ("float32", "bfloat16")]
+    programs = plan(planned(*cells), Store(tmp_path))
+    assert [[each.cell.precision for each in together] for together in programs] == [["float32"], ["bfloat16"]]
+    losses = [np.asarray(Program(together).advance(0, EVERY)["policy_loss"]) for together in programs]
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0.05)
+
+
 def test_finished_cells_are_skipped_and_damaged_ones_made_again(tmp_path: Path):
     store = Store(tmp_path)
     cells = planned(cell(), cell(seed=1))
@@ -371,7 +380,7 @@ def test_a_deadline_stops_before_the_next_program(tmp_path: Path):
 
 def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The command line repeats Ctrl-C every two seconds; a program may need longer to write its checkpoint."""
-    started, ended = threading.Event(), []
+    started, order = threading.Event(), []
     plan = planned(cell())
 
     def slow(planned: Any, keeper: Any, rollouts: Any, advanced: Any, stopped: Any, seconds: float) -> Outcome:
@@ -379,7 +388,7 @@ def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monke
         while not stopped():
             time.sleep(0.01)
         time.sleep(0.6)
-        ended.append(planned)
+        order.append("checkpoint written")
         return Outcome(False, 0, [program.Measured()], 0.0)
 
     def interrupt() -> None:
@@ -390,13 +399,13 @@ def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monke
 
     monkeypatch.setattr(local, "run_program", slow)
     monkeypatch.setattr(local, "Rollouts", lambda workers: contextlib.nullcontext())
-    monkeypatch.setattr(local.Pool, "close", lambda pool: None)
+    monkeypatch.setattr(local.Pool, "close", lambda pool: order.append("simulators closed"))
     insisting = threading.Thread(target=interrupt)
     insisting.start()
     with pytest.raises(KeyboardInterrupt):
         run_local([plan], Store(tmp_path), quiet_view(1))
     insisting.join()
-    assert ended
+    assert order == ["checkpoint written", "simulators closed"]
 
 
 def test_chunks_divide_the_time_between_evaluations():

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from demosift.algorithms import REGISTRY, Algorithm, WBCUTwoStage
 from demosift.data.normaliser import Normaliser
-from demosift.members import Precision, advance, init_members, stack_members
+from demosift.members import Precision, advance, check_precision, init_members, stack_members
 from demosift.runs import provenance
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
@@ -163,6 +163,7 @@ def bench(
     collect: bool = False,
     precision: Precision = "float32",
 ) -> tuple[dict[str, Any], str]:
+    check_precision(precision)
     names = list(names or REGISTRY)
     for name in names:
         if name not in REGISTRY:

@@ -47,7 +47,7 @@ MOST_WIDTH, MOST_INPUTS, MOST_OUTPUTS = 256, 64, 16
 
 
 def takes(network: Any, rows: int) -> bool:
-    """Whether the kernels take so many rows through this network: what fits a multiprocessor's memory was tried."""
+    """Whether the kernels take so many rows through this network. The bounds are the largest sizes that were run."""
     if len(network) != 3 or any(layer.bias is None for layer in network[:-1]):
         return False
     (inputs, width), (_, second), (_, outputs) = (layer.kernel.shape for layer in network)

@@ -109,7 +109,7 @@ def run_local(
                     waiting = [*settled.halves, *waiting]
         except BaseException:
             stop.set()  # programs under way write a checkpoint and stop
-            view.say("stopping: writing checkpoints")
+            view.console.print("stopping: writing checkpoints")
             wait_through_interrupts(running)
             raise
         finally:

@@ -110,8 +110,8 @@ def table(recipe: str, request: Request) -> list[Cell]:
                         replay_folder(recipe, env, request),
                     )
                     algorithm = make_algorithm(name, settings)
-                    cell = Cell(key, method, algorithm, request.iterations, request.schedule)
-                    cells.append(dataclasses.replace(cell, precision=request.precision))
+                    length, schedule, precision = request.iterations, request.schedule, request.precision
+                    cells.append(Cell(key, method, algorithm, length, schedule, precision=precision))
     return cells
 
 
