@@ -25,14 +25,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
 # Shapes are checked while tests run, in the modules that do maths. The hook must come before their first import.
-install_import_hook(
-    [f"demosift.{name}" for name in ("fused", "networks", "losses", "learner", "algorithms")], "conftest.checked"
-)
+MATHS = [f"learning.{name}" for name in ("kernels", "networks", "losses", "learner", "cloning", "discriminator")]
+install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "conftest.checked")
 
-from demosift import members as programs  # noqa: E402
-from demosift import train  # noqa: E402
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
-from demosift.runs import Row, Run  # noqa: E402
+from demosift.learning import fit as train  # noqa: E402
+from demosift.learning import members as programs  # noqa: E402
+from demosift.results.run import Row, Run  # noqa: E402
 from demosift.types import Dataset, Demonstrations, Transitions  # noqa: E402
 
 OBS_DIM, ACTION_DIM = 3, 2

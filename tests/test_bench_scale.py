@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demosift import bench_scale
-from demosift.bench_scale import STAGES
-from demosift.bench_scale import bench_scale as bench
-from demosift.cli import main
+from demosift.bench import scale as bench_scale
+from demosift.bench.scale import STAGES
+from demosift.bench.scale import bench_scale as bench
+from demosift.cli.main import main
 from demosift.data import read_dataset
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from conftest import random_dataset
 
-from demosift import bench_scores as bench
-from demosift.cli import main
-from demosift.collect.tasks import ORIGINS
+from demosift.bench import scores as bench
+from demosift.cli.main import main
 from demosift.sift.scoring import Scored
+from demosift.tasks.recipes import ORIGINS
 from demosift.types import Dataset, Demonstrations, InputError, Origin
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from demosift.cli import main
+from demosift.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent
 TINY = ["--hidden", "8", "8", "--batch-size", "16"]
@@ -75,7 +75,7 @@ def test_train_evaluate_report_and_json(task: Path, tmp_path: Path, capsys: pyte
 def test_killed_and_resumed_is_the_same_run(task: Path, tmp_path: Path):
     more = ["--seeds", "2", "--iterations", "3000", "--log-every", "100", "--checkpoint-every", "100"]
     more += ["--evaluate-every", "1000", "--episodes", "1"]
-    command = [sys.executable, "-m", "demosift.cli"]
+    command = [sys.executable, "-m", "demosift.cli.main"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([*command, *train_arguments(task, whole, *more)], check=True, capture_output=True)
     process = subprocess.Popen([*command, *train_arguments(task, broken, *more)], stdout=subprocess.DEVNULL)
@@ -95,7 +95,10 @@ def test_killed_and_resumed_is_the_same_run(task: Path, tmp_path: Path):
 def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
     arguments = train_arguments(task, tmp_path / "run", "--iterations", "1000000", "--log-every", "100")
     process = subprocess.Popen(
-        [sys.executable, "-m", "demosift.cli", *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "demosift.cli.main", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)

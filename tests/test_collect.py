@@ -16,19 +16,19 @@ import jax
 import numpy as np
 import pytest
 
-from demosift.collect import choosing
-from demosift.collect.checkpoint import Checkpoint
-from demosift.collect.choosing import Schedule
-from demosift.collect.experts import Collected, collect
-from demosift.collect.replay import replay_dataset
-from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
-from demosift.collect.training import MAX_TRAINING_SEED, Training, measure_speed
+from demosift.cli.verbs import target_entropies
 from demosift.data import read_dataset
-from demosift.environments import resolve
 from demosift.policy import Policy
-from demosift.simulate import rollout
+from demosift.sac import choosing
+from demosift.sac.agent import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
+from demosift.sac.checkpoint import Checkpoint
+from demosift.sac.choosing import Schedule
+from demosift.sac.collect import Collected, collect
+from demosift.sac.replay import replay_dataset
+from demosift.sac.training import MAX_TRAINING_SEED, Training, measure_speed
+from demosift.simulation.environments import resolve
+from demosift.simulation.simulate import rollout
 from demosift.types import Dataset, InputError
-from demosift.verbs import target_entropies
 
 TINY = SAC(hidden=(16, 16), batch_size=16)
 FEW = Schedule(
@@ -221,7 +221,7 @@ def test_replay_ends_episodes_where_a_run_was_cut():
 PIECE = """
     import sys
     from test_collect import FEW, TINY
-    from demosift.collect.experts import collect
+    from demosift.sac.collect import collect
     import dataclasses
     schedule = dataclasses.replace(FEW, checkpoint_seconds=0.3, evaluate_every=400)
     result = collect(["Pendulum-v1"], sys.argv[1], steps=int(sys.argv[2]), num_envs=4, sac=TINY, schedule=schedule,

@@ -30,13 +30,14 @@ from conftest import (
 )
 from jaxtyping import TypeCheckError
 
-from demosift import losses, train
-from demosift import members as programs
 from demosift.algorithms import REGISTRY
 from demosift.data import fit_normaliser
-from demosift.networks import Policy as Network
-from demosift.networks import TanhGaussian, apply
-from demosift.runs import Run, load_run
+from demosift.learning import fit as train
+from demosift.learning import losses
+from demosift.learning import members as programs
+from demosift.learning.networks import Policy as Network
+from demosift.learning.networks import TanhGaussian, apply
+from demosift.results.run import Run, load_run
 from demosift.types import Transitions
 
 Arrays = dict[str, np.ndarray]

@@ -670,7 +670,7 @@ def test_a_disk_that_is_truly_full(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_writing(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom demosift.data.atomic import atomic_write\n"
+        "import sys, time\nfrom demosift.files import atomic_write\n"
         "with atomic_write(sys.argv[1]) as temporary:\n"
         "    temporary.write_text('half')\n    print('writing', flush=True)\n    time.sleep(60)\n"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from demosift import environments
+from demosift.simulation import environments
 from demosift.types import EnvironmentSpec, InputError
 
 
@@ -127,4 +127,4 @@ def test_committed_references_say_how_they_were_measured():
         for result in filter(None, env.values()):
             assert result["episodes"] == 100
             assert result["standard_error"] > 0
-            assert "demosift.collect.reference" in result["command"]
+            assert "demosift.tasks.reference" in result["command"]

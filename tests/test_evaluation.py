@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 from test_policy import make_policy
 
-from demosift import environments
-from demosift.evaluation import Evaluation, Evaluator, evaluate, evaluation_jobs, load_policy, policy_and_environment
 from demosift.policy import Policy, RandomPolicy
-from demosift.runs import Run
-from demosift.simulate import episode_seeds, rollout
+from demosift.results.run import Run
+from demosift.simulation import environments
+from demosift.simulation.evaluation import (
+    Evaluation,
+    Evaluator,
+    evaluate,
+    evaluation_jobs,
+    load_policy,
+    policy_and_environment,
+)
+from demosift.simulation.simulate import episode_seeds, rollout
 from demosift.types import InputError
 
 CARTPOLE = environments.resolve("CartPole-v1")

@@ -20,13 +20,13 @@ import pytest
 from conftest import tree
 from rich.console import Console
 
-from demosift.algorithms import WBCU, DemoDICE
-from demosift.cli import main
+from demosift.algorithms import WBCU, DemoDICE, make_algorithm
+from demosift.cli.main import main
 from demosift.data import read_dataset, write_dataset
-from demosift.environments import reference_returns
-from demosift.experiments import local, padding, program
-from demosift.experiments.cells import Cell, DataKey, Schedule, make_algorithm
+from demosift.experiments import local, program
+from demosift.experiments.cells import Cell, DataKey, Schedule
 from demosift.experiments.coverage import coverage, mixing
+from demosift.experiments.display import View, duration
 from demosift.experiments.ledger import Settled
 from demosift.experiments.local import run_local
 from demosift.experiments.plan import identify, pack, plan
@@ -34,11 +34,12 @@ from demosift.experiments.prepare import Preparation, Prepared, with_clean_rows
 from demosift.experiments.presets import Request, default_schedule, grids, parse_settings
 from demosift.experiments.program import Outcome, Planned, Program, chunk_length, finite_members, run_program
 from demosift.experiments.store import Store, lines_of, program_id
-from demosift.experiments.view import View, duration
+from demosift.learning import padding
 from demosift.policy import Layer, Policy
 from demosift.report.groups import num_averaged
-from demosift.shipped import shipped_policy
-from demosift.simulate import Rollouts
+from demosift.simulation.environments import reference_returns
+from demosift.simulation.shipped import shipped_policy
+from demosift.simulation.simulate import Rollouts
 from demosift.types import Dataset, Demonstrations, InputError, Origin, Transitions
 
 ITERATIONS, EVERY = 12, 4
@@ -225,7 +226,7 @@ def test_the_oracle_is_bc_on_what_is_truly_clean():
 def test_recordings_are_kept_for_another_machine(recordings: Path, monkeypatch: pytest.MonkeyPatch):
     key = DataKey("hopper", "noisy-expert", 4, pool=10)
     first = Preparation(recordings)(key)
-    monkeypatch.setattr("demosift.collect.tasks.rollout", None)  # nothing is recorded again
+    monkeypatch.setattr("demosift.tasks.recipes.rollout", None)  # nothing is recorded again
     again = Preparation(recordings)(key)
     assert again.sha256 == first.sha256
     oracle = Preparation(recordings)(dataclasses.replace(key, trained_on="clean"))
@@ -654,7 +655,7 @@ def test_killed_continued_and_run_again_with_nothing_left(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["cells"], answer["done"], answer["complete"], answer["failed"]) == (8, 8, True, {})
 
-    command = [sys.executable, "-m", "demosift.cli", *arguments(broken, "--checkpoint-seconds", "0")]
+    command = [sys.executable, "-m", "demosift.cli.main", *arguments(broken, "--checkpoint-seconds", "0")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(broken.glob("unfinished/*/checkpoint/*.safetensors")) and process.poll() is None:
         time.sleep(0.01)

@@ -15,13 +15,13 @@ import pytest
 from conftest import fit_tiny, random_demonstrations
 from test_data import make_dataset
 
-from demosift import export
-from demosift.cli import main
+from demosift.cli.main import main
 from demosift.data import load, write_hdf5
-from demosift.environments import scale_action
-from demosift.evaluation import load_policy
-from demosift.export import compare, export_onnx, make_model
 from demosift.policy import Layer, Policy
+from demosift.results import export
+from demosift.results.export import compare, export_onnx, make_model
+from demosift.simulation.environments import scale_action
+from demosift.simulation.evaluation import load_policy
 from demosift.types import EnvironmentSpec, InputError
 
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"

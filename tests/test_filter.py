@@ -14,7 +14,7 @@ import pytest
 from layouts import Episode, episode, lerobot_v2, lerobot_v3, npz_folder, robomimic_file
 from test_data import assert_same, make_dataset, raw_file
 
-from demosift.cli import main
+from demosift.cli.main import main
 from demosift.data import digest_source, read_dataset, write_dataset, write_hdf5
 from demosift.data.selection import Run, Selection
 from demosift.sift.filtering import filter_dataset

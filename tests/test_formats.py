@@ -21,7 +21,7 @@ from layouts import Episode, episode, frames, joined, lerobot_v2, lerobot_v3, np
 from test_data import HOPPER, Bomb, assert_same, make_dataset, raw_file
 
 from demosift.data import digest_source, load, open_pair, open_rows, read_dataset, write_dataset, write_hdf5
-from demosift.data.hdf5_rows import HDF5Rows
+from demosift.data.formats.hdf5_rows import HDF5Rows
 from demosift.types import Dataset, EnvironmentSpec, InputError
 
 EPISODES = {number: episode(number, 5 + number) for number in (0, 1, 2, 10)}

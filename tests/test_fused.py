@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from conftest import STEPS, random_dataset, tiny
 
-from demosift import fused, members, networks
 from demosift.algorithms import REGISTRY, Algorithm
 from demosift.data.normaliser import Normaliser
+from demosift.learning import kernels as fused
+from demosift.learning import members, networks
 from demosift.types import Demonstrations
 
 ROWS = 128

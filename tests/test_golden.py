@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import COMBINATIONS, alone
 
-from demosift.runs import Row, Run
+from demosift.results.run import Row, Run
 
 FILE = Path(__file__).parent / "golden/algorithms.json"
 TOLERANCE = 1e-4  # float32 on another processor; a change of the maths moves most numbers by more

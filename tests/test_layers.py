@@ -11,47 +11,18 @@ import demosift
 
 ROOT = Path(demosift.__file__).parent
 
-# A module may import from its own line and the lines above it. A new room is a new name here.
-ORDER: list[set[str]] = [
-    {"types"},
-    {"data"},
-    {"policy"},
-    {"runs"},
-    {"fused"},
-    {"networks", "losses", "learner"},
-    {"algorithms"},
-    {"members"},
-    {"train"},
-    {"environments"},
-    {"workers"},
-    {"simulate"},
-    {"shipped"},
-    {"evaluation"},
-    {"export"},
-    {"collect"},
-    {"report"},
-    {"sift"},
-    {"tabular"},
-    {"trackers"},
-    {"experiments"},
-    {"bench", "bench_scores", "bench_scale", "demo", "verbs", "cli"},
+# Six levels. A room may import itself and every room before it: on the levels above, and to its left on its own.
+ORDER: list[list[str]] = [
+    ["types", "files", "progress"],
+    ["data", "policy"],
+    ["simulation", "results"],
+    ["learning", "algorithms", "tasks"],
+    ["report", "sift", "sac", "theory", "experiments"],
+    ["bench", "cli"],
 ]
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+PLACE = {room: place for place, room in enumerate(room for level in ORDER for room in level)}
 NEW_ROOM = "a new room: give it its place in ORDER"
-WITHOUT_JAX = {
-    "types",
-    "data",
-    "policy",
-    "runs",
-    "environments",
-    "workers",
-    "simulate",
-    "shipped",
-    "evaluation",
-    "export",
-    "report",
-    "tabular",
-}
+WITHOUT_JAX = {"types", "files", "progress", "data", "policy", "simulation", "results", "tasks", "report", "theory"}
 
 SOURCES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = {name.removesuffix(".__init__"): path.read_text() for name, path in SOURCES.items() if name != "__init__"}
@@ -84,13 +55,13 @@ def imports(source: str) -> set[str]:
 def backwards(module: str, source: str) -> list[str]:
     """The rooms this module imports though they come after its own."""
     rooms = {room(name.removeprefix("demosift.")) for name in imports(source) if name.startswith("demosift.")}
-    assert rooms <= LEVEL.keys(), NEW_ROOM
-    return sorted(other for other in rooms if LEVEL[other] > LEVEL[room(module)])
+    assert rooms <= PLACE.keys(), NEW_ROOM
+    return sorted(other for other in rooms if PLACE[other] > PLACE[room(module)])
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_one_way(module: str):
-    assert room(module) in LEVEL, NEW_ROOM
+    assert room(module) in PLACE, NEW_ROOM
     assert backwards(module, MODULES[module]) == []
 
 
@@ -110,21 +81,12 @@ def test_reading_simulating_and_reporting_never_load_jax():
 @pytest.mark.parametrize(
     "line",
     [
-        "import demosift.train",
-        "from demosift import train",
-        "from demosift.train import fit",
-        "def f():\n    from demosift.train import fit",
+        "import demosift.learning",
+        "from demosift import learning",
+        "from demosift.learning.fit import fit",
+        "def f():\n    from demosift.learning.fit import fit",
     ],
 )
 def test_an_import_backwards_shows(line: str):
-    assert backwards("data.hdf5", line) == ["train"]
-    assert backwards("cli", line) == []
-
-
-def test_evaluation_does_without_collect():
-    """It finds the shipped policies by itself, so that judging a policy loads nothing of what makes experts."""
-    for name in ("environments", "simulate", "shipped", "evaluation"):
-        assert backwards(name, "from demosift.collect.record import record") == ["collect"]
-    code = "import sys, demosift.evaluation; sys.exit('demosift.collect' in sys.modules and 'collect was loaded')"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
+    assert backwards("data.formats.hdf5", line) == ["learning"]
+    assert backwards("cli.verbs", line) == []

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 
 from demosift.algorithms import NBCU, Algorithm, WBCUTwoStage
-from demosift.collect.tasks import make_task
-from demosift.evaluation import evaluate
-from demosift.train import fit
+from demosift.learning.fit import fit
+from demosift.simulation.evaluation import evaluate
+from demosift.tasks.recipes import make_task
 from demosift.types import Demonstrations
 
 SEEDS = 4

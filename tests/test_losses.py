@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from demosift import losses
 from demosift.algorithms import dwbc, wbcu
 from demosift.algorithms.demodice import advantage, normalised_weight, nu_loss
-from demosift.learner import descend, start
+from demosift.learning import losses
+from demosift.learning.learner import descend, start
 
 LOG2, LOG3 = math.log(2.0), math.log(3.0)
 

@@ -12,8 +12,8 @@ import numpy_reference as reference
 import pytest
 
 from demosift.algorithms import DWBC, WBCU, Batch, DemoDICE, dwbc, wbcu
-from demosift.learner import start
-from demosift.networks import (
+from demosift.learning.learner import start
+from demosift.learning.networks import (
     FLOAT32_EPSILON,
     Categorical,
     Layer,

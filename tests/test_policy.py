@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from demosift import environments
 from demosift.policy import Kind, Layer, Policy, RandomPolicy
+from demosift.simulation import environments
 from demosift.types import EnvironmentSpec, InputError
 
 

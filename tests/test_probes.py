@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demosift import train
 from demosift.algorithms import REGISTRY
-from demosift.runs import Run
+from demosift.learning import fit as train
+from demosift.results.run import Run
 from demosift.types import Dataset, Demonstrations, Transitions
 
 NUM_EXPERT, NUM_OTHER = 48, 96

@@ -25,9 +25,9 @@ from demosift.report.chart import nice_ticks
 from demosift.report.groups import group, num_averaged
 from demosift.report.headline import headline
 from demosift.report.page import write_report
-from demosift.report.results import read_results
 from demosift.report.table import json_table, markdown_table, result_table, rich_tables
 from demosift.report.weights import weight_histogram, write_weights
+from demosift.results.reading import read_results
 from demosift.types import InputError
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -543,8 +543,10 @@ def test_numbers_for_readers() -> None:
 
 
 def test_report_never_imports_jax() -> None:
-    allowed = ("demosift.report", "demosift.types", "demosift.data.atomic")
-    extra = {"sac.py": ("demosift.environments",)}  # a script of its own: the page does not load it, nor Gymnasium
+    allowed = ("demosift.report", "demosift.types", "demosift.files")
+    extra = {
+        "sac.py": ("demosift.simulation.environments",)
+    }  # a script of its own: the page does not load it, nor Gymnasium
     assert "demosift.report.sac" not in Path(report.__file__).read_text()
     for path in Path(report.__file__).parent.glob("*.py"):
         here = (*allowed, *extra.get(path.name, ()))

@@ -16,15 +16,15 @@ import pytest
 from conftest import tree
 from test_report import CHROMIUM, browse
 
-from demosift.cli import main
+from demosift.cli.main import main
 from demosift.report import figures, paper, paper_forms, statistics
-from demosift.report.cells import FORMAT, canonical, cell_id, read_cell, seal
-from demosift.report.folder import read_folder
 from demosift.report.grid import chosen_tables, read_grids
 from demosift.report.page import write_report
 from demosift.report.paper import Entry, Key, Number, PaperTable, published
-from demosift.report.results import Unusable
 from demosift.report.table import result_table
+from demosift.results.cell import FORMAT, canonical, cell_id, read_cell, seal
+from demosift.results.folder import read_folder
+from demosift.results.reading import Unusable
 
 RANDOM, EXPERT = 0.0, 1000.0  # so that a score is a thousandth of a return
 IDS = {"hopper": "Hopper-v5", "ant": "Ant-v5", "walker2d": "Walker2d-v5", "halfcheetah": "HalfCheetah-v5"}

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from conftest import tree
 
-from demosift import runs
+from demosift import files
+from demosift.files import digest, json_line, plain
 from demosift.policy import Layer, Policy
-from demosift.runs import IDENTITY, Row, Run, RunFolder, digest, json_line, load_run, plain
+from demosift.results import run as runs
+from demosift.results.run import IDENTITY, Row, Run, RunFolder, load_run
 from demosift.types import InputError
 
 
@@ -248,17 +250,17 @@ class TestRun:
 
 
 def test_provenance_names_versions_and_hardware():
-    answer = runs.provenance()
-    assert answer["versions"]["jax"] == runs.installed_version("jax")
-    assert runs.installed_version("no-such-package") is None
+    answer = files.provenance()
+    assert answer["versions"]["jax"] == files.installed_version("jax")
+    assert files.installed_version("no-such-package") is None
     assert answer["hardware"]["cores"] == os.cpu_count()
     json.dumps(answer, allow_nan=False)
 
 
 def test_a_copy_of_the_source_can_be_told_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    own = runs.source_commit()
+    own = files.source_commit()
     monkeypatch.setenv("DEMOSIFT_COMMIT", "abc")
-    assert own is None or runs.source_commit() == own
-    (tmp_path / "runs.py").touch()
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
-    assert runs.source_commit() == "abc"
+    assert own is None or files.source_commit() == own
+    (tmp_path / "files.py").touch()
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "files.py"))
+    assert files.source_commit() == "abc"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy_reference import Network, adam, backward, forward, softplus
 
-from demosift.collect import sac as module
-from demosift.collect.sac import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, State, sample
+from demosift.sac import agent as module
+from demosift.sac.agent import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, State, sample
 
 SIZE = Layout(obs_dim=3, action_dim=2)
 SMALL = SAC(

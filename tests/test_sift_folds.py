@@ -6,7 +6,7 @@ from conftest import random_dataset
 
 from demosift.data import open_rows
 from demosift.sift.folds import Copies, Plan, find_copies, hash_rows, make_plan, repeated_episodes, split_rows
-from demosift.sift.pool import Pool, sample_pool, survey
+from demosift.sift.sample import Pool, sample_pool, survey
 from demosift.sift.training import held_out_rows, training_rows
 from demosift.types import Dataset, InputError, Transitions
 

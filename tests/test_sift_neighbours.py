@@ -7,7 +7,7 @@ import pytest
 from demosift.sift import neighbours
 from demosift.sift.folds import Plan
 from demosift.sift.neighbours import ActionCloseness, StateCloseness, closeness, make_references, nearest
-from demosift.sift.pool import Pool
+from demosift.sift.sample import Pool
 
 
 def sorted_distances(obs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 from test_diagnosis import EPISODE, make_set
 from test_report import CHROMIUM, HOSTILE, browse
 
-from demosift import cli
+from demosift.cli import main as cli
 from demosift.data.rows import DatasetRows
 from demosift.report.sift_page import is_scores_folder, render_sift_page, write_sift_page
 from demosift.sift.diagnosis import Diagnosis

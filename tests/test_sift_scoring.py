@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import random_dataset, tree
 
-from demosift.cli import main
-from demosift.collect.tasks import make_task
+from demosift.cli.main import main
 from demosift.data import write_dataset
 from demosift.sift import scorers
 from demosift.sift.calibration import (
@@ -25,6 +24,7 @@ from demosift.sift.calibration import (
 )
 from demosift.sift.scorers import SCORERS, ContrastScorer, make_scorer
 from demosift.sift.scoring import Scored, score
+from demosift.tasks.recipes import make_task
 from demosift.types import Dataset, InputError, Transitions
 
 NUM_EXPERT, NUM_GOOD, NUM_BAD = 400, 600, 600
@@ -218,8 +218,8 @@ def test_rewards_and_next_states_are_not_read():
 
 
 def test_rows_that_did_not_fit_in_the_pool_are_scored(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("demosift.sift.pool.PILE_ROWS", 300)
-    monkeypatch.setattr("demosift.sift.pool.EXPERT_ROWS", 100)
+    monkeypatch.setattr("demosift.sift.sample.PILE_ROWS", 300)
+    monkeypatch.setattr("demosift.sift.sample.EXPERT_ROWS", 100)
     monkeypatch.setattr("demosift.sift.scoring.BLOCK", 70)
     result = score(EXPERT, PILE, scorer="neighbours", progress=False)
     assert result.summary["pool_rows"] == {"expert": 100, "supplementary": 300}

@@ -13,12 +13,12 @@ import pytest
 from conftest import fit_tiny, random_dataset, random_demonstrations, tiny
 
 from demosift.algorithms import Batch
-from demosift.algorithms.bc import clone
-from demosift.cli import main
+from demosift.cli.main import main
 from demosift.data import load, write_dataset
-from demosift.sift.frozen import with_scores
+from demosift.learning.cloning import clone
+from demosift.learning.fit import weigh
 from demosift.sift.scoring import score
-from demosift.train import weigh
+from demosift.sift.weights import with_scores
 from demosift.types import Demonstrations, InputError, Transitions
 
 EXPERT_ROWS = 30

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from test_policy import make_policy
 
-from demosift import environments
 from demosift.policy import RandomPolicy
-from demosift.simulate import Episode, Rollouts, Simulators, episode_seeds, rollout
+from demosift.simulation import environments
+from demosift.simulation.simulate import Episode, Rollouts, Simulators, episode_seeds, rollout
+from demosift.simulation.workers import SimulationError
 from demosift.types import InputError
-from demosift.workers import SimulationError
 
 JOBS = [(member, 100 * member + index) for index in range(7) for member in (2, 0, 1)]  # more than live at once
 
@@ -222,7 +222,7 @@ def is_alive(pid: int) -> bool:
     """Whether that worker runs: not another process that was given its number, nor one that only waits to be reaped."""
     try:
         with open(f"/proc/{pid}/cmdline") as file:
-            return "demosift.simulate" in file.read()
+            return "demosift.simulation.simulate" in file.read()
     except OSError:
         return False
 
@@ -268,9 +268,9 @@ def test_forgotten_pools_are_collected():
 SCRIPT = """
     import sys
     sys.path.append({tests!r})
-    from demosift import environments
+    from demosift.simulation import environments
     from demosift.policy import RandomPolicy
-    from demosift.simulate import Rollouts, Simulators
+    from demosift.simulation.simulate import Rollouts, Simulators
     spec = environments.resolve("own_environments:Endless-v0", max_episode_steps=10**9)
     simulators = Simulators([spec, spec], 2)
     simulators.reset([0, 1])
@@ -316,5 +316,5 @@ def test_ctrl_c_leaves_nothing(endless):
 
 
 def test_workers_start_without_jax():
-    code = "import sys, demosift.simulate, demosift.evaluation; sys.exit('jax' in sys.modules)"
+    code = "import sys, demosift.simulation.simulate, demosift.simulation.evaluation; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from test_policy import make_policy
 
-from demosift import environments
-from demosift.collect import tasks
-from demosift.collect.record import record
-from demosift.collect.tasks import ORIGINS, make_task, write_task
 from demosift.data import read_dataset, write_dataset
 from demosift.policy import RandomPolicy
-from demosift.shipped import shipped_policy
+from demosift.simulation import environments
+from demosift.simulation.shipped import shipped_policy
+from demosift.tasks import recipes as tasks
+from demosift.tasks.recipes import ORIGINS, make_task, write_task
+from demosift.tasks.record import record
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 HOPPER = environments.resolve("hopper")

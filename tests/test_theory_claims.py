@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from conftest import tree
 
-from demosift.cli import main
-from demosift.tabular import lab, learners
-from demosift.tabular.claim import Claim, Finding, generator
-from demosift.tabular.claims import (
+from demosift.cli.main import main
+from demosift.theory import lab, learners
+from demosift.theory.claim import Claim, Finding, generator
+from demosift.theory.claims import (
     BY_NAME,
     CLAIMS,
     bias,
@@ -26,11 +26,11 @@ from demosift.tabular.claims import (
     samples,
     weighted,
 )
-from demosift.tabular.discounted import demodice
-from demosift.tabular.drawing import inline, style, to_files
-from demosift.tabular.mdp import conditional
-from demosift.tabular.page import Result, render_page
-from demosift.tabular.sampling import Data
+from demosift.theory.discounted import demodice
+from demosift.theory.drawing import inline, style, to_files
+from demosift.theory.mdp import conditional
+from demosift.theory.page import Result, render_page
+from demosift.theory.sampling import Data
 
 SMALL = 0.05
 OF_DATA = tuple(

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demosift import train
 from demosift.algorithms import REGISTRY
-from demosift.runs import Run
-from demosift.tabular import learners
-from demosift.tabular.instances import Instance, always, random_mdp, random_policy
-from demosift.tabular.sampling import Data, roll_out
+from demosift.learning import fit as train
+from demosift.results.run import Run
+from demosift.theory import learners
+from demosift.theory.instances import Instance, always, random_mdp, random_policy
+from demosift.theory.sampling import Data, roll_out
 from demosift.types import Dataset, Demonstrations, Transitions
 
 STATES, ACTIONS, HORIZON = 4, 3, 2

@@ -10,11 +10,11 @@ import pytest
 from matplotlib.figure import Figure
 from scipy.optimize import linprog, root
 
-from demosift.tabular import drawing, linear, margin
-from demosift.tabular.claim import Check, Finding, generator
-from demosift.tabular.claims import landscape, linear_wbcu, worked_example
-from demosift.tabular.linear import Minimiser, Rows, dataset, minimise
-from demosift.tabular.separable import Family, almost_equal, integers
+from demosift.theory import drawing, linear, margin
+from demosift.theory.claim import Check, Finding, generator
+from demosift.theory.claims import landscape, linear_wbcu, worked_example
+from demosift.theory.linear import Minimiser, Rows, dataset, minimise
+from demosift.theory.separable import Family, almost_equal, integers
 
 RNG = np.random.default_rng
 

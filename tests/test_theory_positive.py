@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demosift.tabular import drawing
-from demosift.tabular.claim import Finding
-from demosift.tabular.claims import positive
-from demosift.tabular.learners import bc, nbcu, weighted
-from demosift.tabular.linear import Minimiser, Rows, minimise
+from demosift.theory import drawing
+from demosift.theory.claim import Finding
+from demosift.theory.claims import positive
+from demosift.theory.learners import bc, nbcu, weighted
+from demosift.theory.linear import Minimiser, Rows, minimise
 
 RNG = np.random.default_rng
 SCALE = 0.2

@@ -9,10 +9,10 @@ import pytest
 from scipy.optimize import minimize
 from scipy.stats import binom, chi2
 
-from demosift.tabular import discounted, instances, learners, mdp, sampling
-from demosift.tabular.claims import bias
-from demosift.tabular.gap import Gap, imitation_gap, log_slope, reset_cliff_gap
-from demosift.tabular.mdp import MDP
+from demosift.theory import discounted, instances, learners, mdp, sampling
+from demosift.theory.claims import bias
+from demosift.theory.gap import Gap, imitation_gap, log_slope, reset_cliff_gap
+from demosift.theory.mdp import MDP
 
 SIZES = [(1, 2, 1), (2, 3, 3), (3, 2, 4), (4, 2, 1)]  # states, actions, horizon
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from conftest import random_demonstrations, tiny
 
-from demosift import trackers
-from demosift.train import fit
+from demosift.learning import trackers
+from demosift.learning.fit import fit
 from demosift.types import InputError
 
 

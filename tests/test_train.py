@@ -30,10 +30,10 @@ from conftest import (
     tree,
 )
 
-from demosift import members as programs
-from demosift import train
+from demosift.learning import fit as train
+from demosift.learning import members as programs
 from demosift.policy import Policy
-from demosift.runs import Row, Run, RunFolder
+from demosift.results.run import Row, Run, RunFolder
 from demosift.types import Demonstrations, InputError
 
 ITERATIONS = 12 * CHUNK

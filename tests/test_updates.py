@@ -16,10 +16,10 @@ import numpy_reference as reference
 import optax
 import pytest
 
-from demosift import losses
 from demosift.algorithms import BC, DWBC, NBCU, WBCU, Batch, DemoDICE, WBCUTwoStage, bc, demodice, dwbc, wbcu
-from demosift.learner import Learner, descend, start
-from demosift.networks import Categorical, Layer, Perceptron, TanhGaussian
+from demosift.learning import losses
+from demosift.learning.learner import Learner, descend, start
+from demosift.learning.networks import Categorical, Layer, Perceptron, TanhGaussian
 from demosift.types import Transitions
 
 ROWS, OBS, ACTION, HIDDEN = 8, 3, 2, (5, 4)

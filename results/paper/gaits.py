@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 import demosift as ds
-from demosift.collect.record import record
 from demosift.data import read_dataset
 from demosift.policy import Policy
+from demosift.tasks.record import record
 from demosift.types import Demonstrations
 
 parser = argparse.ArgumentParser(description=__doc__)

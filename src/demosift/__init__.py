@@ -5,35 +5,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, Batch, DemoDICE, WBCUTwoStage, algorithm
-    from demosift.collect.record import record
-    from demosift.collect.tasks import make_task
     from demosift.data import load, read_dataset, write_dataset
-    from demosift.environments import normalised_score, resolve
-    from demosift.evaluation import Evaluator, evaluate, load_policy
-    from demosift.export import export_onnx
+    from demosift.learning.fit import fit, weigh
     from demosift.policy import Policy
-    from demosift.runs import Run, load_run
+    from demosift.results.export import export_onnx
+    from demosift.results.run import Run, load_run
     from demosift.sift.filtering import filter_dataset
-    from demosift.sift.frozen import with_scores
     from demosift.sift.scoring import score
-    from demosift.train import fit, weigh
+    from demosift.sift.weights import with_scores
+    from demosift.simulation.environments import normalised_score, resolve
+    from demosift.simulation.evaluation import Evaluator, evaluate, load_policy
+    from demosift.tasks.recipes import make_task
+    from demosift.tasks.record import record
     from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
     "algorithms": ["BC", "DWBC", "NBCU", "REGISTRY", "WBCU", "Batch", "DemoDICE", "WBCUTwoStage", "algorithm"],
-    "collect.record": ["record"],
-    "collect.tasks": ["make_task"],
+    "tasks.record": ["record"],
+    "tasks.recipes": ["make_task"],
     "data": ["load", "read_dataset", "write_dataset"],
-    "environments": ["normalised_score", "resolve"],
-    "evaluation": ["Evaluator", "evaluate", "load_policy"],
-    "export": ["export_onnx"],
+    "simulation.environments": ["normalised_score", "resolve"],
+    "simulation.evaluation": ["Evaluator", "evaluate", "load_policy"],
+    "results.export": ["export_onnx"],
     "policy": ["Policy"],
-    "runs": ["Run", "load_run"],
+    "results.run": ["Run", "load_run"],
     "sift.filtering": ["filter_dataset"],
-    "sift.frozen": ["with_scores"],
+    "sift.weights": ["with_scores"],
     "sift.scoring": ["score"],
-    "train": ["fit", "weigh"],
+    "learning.fit": ["fit", "weigh"],
     "types": ["Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Transitions"],
 }
 _HOME = {name: f"demosift.{home}" for home, names in _HOMES.items() for name in names}

@@ -17,6 +17,7 @@ from jaxtyping import Float, Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from demosift.files import atomic_write
 from demosift.types import EnvironmentSpec, InputError
 
 Kind = Literal["tanh-gaussian", "categorical"]
@@ -100,8 +101,6 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all; the same policy always gives the same bytes."""
-        from demosift.data.atomic import atomic_write  # here, because workers import this module and need no h5py
-
         tensors = {"normaliser/shift": self.shift, "normaliser/scale": self.scale}
         for index, (kernel, bias) in enumerate(self.layers):
             tensors |= {f"layers/{index}/kernel": kernel, f"layers/{index}/bias": bias}

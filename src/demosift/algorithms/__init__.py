@@ -3,13 +3,13 @@
 from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
 from demosift.algorithms.dwbc import DWBC
-from demosift.algorithms.interface import Algorithm, Batch, Metrics, State, algorithm
 from demosift.algorithms.nbcu import NBCU
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
+from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, Metrics, State, algorithm, make_algorithm, register
 
-ALGORITHMS: tuple[type[Algorithm], ...] = (BC, NBCU, WBCU, WBCUTwoStage, DemoDICE, DWBC)
-REGISTRY: dict[str, type[Algorithm]] = {each.name: each for each in ALGORITHMS}
+for each in (BC, NBCU, WBCU, WBCUTwoStage, DemoDICE, DWBC):
+    register(each)
 
 __all__ = [
     "BC",
@@ -24,4 +24,6 @@ __all__ = [
     "State",
     "WBCUTwoStage",
     "algorithm",
+    "make_algorithm",
+    "register",
 ]

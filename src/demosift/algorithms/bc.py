@@ -8,36 +8,18 @@ reading: the same policy class, learning rate and batch as NBCU and WBCU.
 
 from typing import ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.interface import Batch, Metrics, algorithm
-from demosift.learner import Learner, descend, start
-from demosift.losses import weighted_loss
-from demosift.networks import Policy, glorot_uniform, init_policy
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.learner import Learner
+from demosift.learning.networks import Policy
 from demosift.types import Transitions
 
 
 class State(NamedTuple):
     policy: Learner
-
-
-def init_cloner(batch: Batch, hidden: tuple[int, ...], key: PRNGKeyArray) -> Learner:
-    """The policy of BC, NBCU and WBCU: Glorot-uniform in every layer, unlike DemoDICE's (as in the paper's code)."""
-    return start(init_policy(key, batch.union.obs, batch.union.action, hidden, glorot_uniform))
-
-
-def clone(
-    policy: Learner, rows: Transitions, weight: Float[Array, "rows"], learning_rate: float
-) -> tuple[Learner, Float[Array, ""]]:
-    """One step down the weighted loss on these rows."""
-
-    def loss(params: Policy) -> Float[Array, ""]:
-        return weighted_loss(weight, jnp.sum(params.log_prob(rows.obs, rows.action), axis=-1))
-
-    value, gradient = jax.value_and_grad(loss)(policy.params)
-    return descend(policy, gradient, learning_rate), value
 
 
 @algorithm

@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.bc import clone
-from demosift.algorithms.interface import Batch, Metrics, algorithm
-from demosift.algorithms.wbcu import discriminate, init_discriminator, weight_metrics
-from demosift.learner import Learner, descend, start
-from demosift.losses import discriminator_accuracy, gradient_penalty, mix, smoothed_cost
-from demosift.networks import (
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import clone
+from demosift.learning.discriminator import discriminate, init_discriminator, weight_metrics
+from demosift.learning.learner import Learner, descend, start
+from demosift.learning.losses import discriminator_accuracy, gradient_penalty, mix, smoothed_cost
+from demosift.learning.networks import (
     Perceptron,
     Policy,
     he_normal,

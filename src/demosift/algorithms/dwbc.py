@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from demosift.algorithms.interface import Batch, Metrics, algorithm
-from demosift.algorithms.wbcu import weight_metrics
-from demosift.learner import Learner, descend, start
-from demosift.losses import weighted_loss
-from demosift.networks import (
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.discriminator import weight_metrics
+from demosift.learning.learner import Learner, descend, start
+from demosift.learning.losses import weighted_loss
+from demosift.learning.networks import (
     Layer,
     Perceptron,
     Policy,

@@ -8,9 +8,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.bc import State, clone, init_cloner
-from demosift.algorithms.interface import Batch, Metrics, algorithm
-from demosift.networks import Policy
+from demosift.algorithms.bc import State
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.networks import Policy
 from demosift.types import Transitions
 
 

@@ -13,74 +13,26 @@ the paper's); the penalty is on the gradient of the smoothed logit (`penalty="pr
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.bc import clone, init_cloner
-from demosift.algorithms.interface import Batch, Metrics, algorithm
-from demosift.learner import Learner, descend, start
-from demosift.losses import (
-    PENALTY_RATES,
-    RATIOS,
-    between_expert_and_union,
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weight_metrics
+from demosift.learning.learner import Learner
+from demosift.learning.losses import (
     discriminator_accuracy,
-    discriminator_loss,
-    effective_share,
-    gradient_penalty,
 )
-from demosift.networks import (
-    Initialiser,
-    Perceptron,
+from demosift.learning.networks import (
     Policy,
-    glorot_uniform,
-    init_scalar_network,
     scalar,
     state_action,
-    value_and_slope,
 )
 from demosift.types import Transitions
-
-Logits = Float[Array, "rows"]
 
 
 class State(NamedTuple):
     policy: Learner
     discriminator: Learner
-
-
-def init_discriminator(
-    batch: Batch, hidden: tuple[int, ...], key: PRNGKeyArray, last: Initialiser = glorot_uniform, last_bias: bool = True
-) -> Learner:
-    x = state_action(batch.union.obs, batch.union.action)
-    return start(init_scalar_network(key, x.shape[-1], hidden, last, last_bias))
-
-
-def discriminate(
-    discriminator: Learner, batch: Batch, learning_rate: float, coefficient: float, penalty: str
-) -> tuple[Learner, Float[Array, ""], Logits, Logits]:
-    """One step of the discriminator. Returns it with its loss and the logits of both batches from before the step."""
-    x_expert = state_action(batch.expert.obs, batch.expert.action)
-    x_union = state_action(batch.union.obs, batch.union.action)
-    between = between_expert_and_union(batch.uniform[0], x_expert, x_union)
-
-    def loss(network: Perceptron):
-        z_expert, z_union = jnp.split(scalar(network, jnp.concatenate([x_expert, x_union])), 2)
-        z_between, slope = value_and_slope(network, between)
-        penalised = gradient_penalty(PENALTY_RATES[penalty](z_between), slope)
-        return discriminator_loss(z_expert, z_union) + coefficient * penalised, (z_expert, z_union)
-
-    (value, (z_expert, z_union)), gradient = jax.value_and_grad(loss, has_aux=True)(discriminator.params)
-    return descend(discriminator, gradient, learning_rate), value, z_expert, z_union
-
-
-def ratio_weight(z: Logits, ratio: str, threshold: float) -> Float[Array, "rows"]:
-    """c/(1-c) where it reaches the threshold (the paper's delta), else zero."""
-    weight = RATIOS[ratio](z)
-    return jnp.where(weight >= threshold, weight, 0.0)
-
-
-def weight_metrics(weight: Float[Array, "rows"]) -> Metrics:
-    return {"weight_mean": jnp.mean(weight), "effective_share": effective_share(weight)}
 
 
 @algorithm

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.bc import clone, init_cloner
-from demosift.algorithms.interface import Batch, Metrics, algorithm
-from demosift.algorithms.wbcu import State, discriminate, init_discriminator, ratio_weight, weight_metrics
-from demosift.losses import discriminator_accuracy
-from demosift.networks import Policy, scalar, state_action
+from demosift.algorithms.wbcu import State
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weight_metrics
+from demosift.learning.losses import discriminator_accuracy
+from demosift.learning.networks import Policy, scalar, state_action
 from demosift.types import Transitions
 
 

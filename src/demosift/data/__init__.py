@@ -6,14 +6,14 @@
 import os
 
 from demosift.data.actions import ActionMode, shared_action_space
-from demosift.data.atomic import atomic_folder, atomic_write, write_json
 from demosift.data.checks import check_memory, check_pair, check_same_keys
 from demosift.data.formats import FORMATS, Source, digest_source, format_of, parts_of
-from demosift.data.hdf5 import read_hdf5, write_hdf5
-from demosift.data.minari import read_minari, write_minari
+from demosift.data.formats.hdf5 import read_hdf5, write_hdf5
+from demosift.data.formats.minari import read_minari, write_minari
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.data.recording import Recording, assemble, check_recording, join_recordings
 from demosift.data.rows import RowSource, open_pair, open_rows
+from demosift.files import atomic_folder, atomic_write, write_json
 from demosift.types import Dataset, Demonstrations, InputError
 
 __all__ = [

@@ -23,7 +23,7 @@ from jaxtyping import Float32, Int, Shaped
 from demosift.data.actions import ActionMode, Bounds, StatesActions, count_actions, shared_action_space
 from demosift.data.checks import Described, check_pair, check_same_keys
 from demosift.data.formats import Source, format_of, parts_of
-from demosift.data.hdf5_rows import open_hdf5_rows
+from demosift.data.formats.hdf5_rows import open_hdf5_rows
 from demosift.data.recording import Recording, assemble, check_alike, check_recording, followed_rows
 from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
 

@@ -5,15 +5,14 @@ again whoever ran it and wherever, and never mistaken for another.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from demosift.algorithms import REGISTRY, Algorithm
+from demosift.algorithms import Algorithm
 from demosift.data.normaliser import NormaliseOver
-from demosift.members import Precision, stated
-from demosift.report.cells import cell_id
-from demosift.train import describe
+from demosift.learning.fit import describe
+from demosift.learning.members import Precision, stated
+from demosift.results.cell import cell_id
 from demosift.types import InputError
 
 # `task` is the task as it is; `clean` adds the pile's truly clean rows to the expert set, which only an oracle can.
@@ -93,13 +92,3 @@ class Cell:
 
     def id(self, data_sha256: str) -> str:
         return cell_id(self.config(), data_sha256)
-
-
-def make_algorithm(name: str, settings: Mapping[str, Any]) -> Algorithm:
-    """The registered algorithm with these settings; what it does not have is refused."""
-    cls = REGISTRY[name]
-    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(settings) - known)
-    if unknown:
-        raise InputError(f"reproduce: {name} has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    return cls(**settings)

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from demosift.experiments.display import View, title
 from demosift.experiments.ledger import Settled, settle, settle_failure
 from demosift.experiments.local import where_made
 from demosift.experiments.program import CHECKPOINT_SECONDS, Outcome, Planned, run_program
 from demosift.experiments.store import Checkpoint, Store
-from demosift.experiments.view import View, title
-from demosift.runs import Row
-from demosift.simulate import Rollouts
+from demosift.results.run import Row
+from demosift.simulation.simulate import Rollouts
 from demosift.types import InputError
 
 RETRIES = 5  # of a task whose worker or node died

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from demosift.collect.tasks import ORIGINS
-from demosift.data.atomic import write_json
 from demosift.data.normaliser import fit_normaliser
 from demosift.experiments.cells import DataKey
 from demosift.experiments.prepare import Preparation
 from demosift.experiments.presets import Request
+from demosift.files import write_json
+from demosift.tasks.recipes import ORIGINS
 from demosift.types import Demonstrations
 
 SAMPLES = 600  # of each kind: a kernel matrix has the square of it

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from demosift.experiments.program import Outcome, Planned
 from demosift.experiments.store import Store
-from demosift.runs import Row, provenance
+from demosift.files import provenance
+from demosift.results.run import Row
 
 
 class Settled(NamedTuple):

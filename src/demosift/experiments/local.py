@@ -12,12 +12,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import jax
 
+from demosift.experiments.display import View
 from demosift.experiments.ledger import Settled, settle, settle_failure
 from demosift.experiments.program import CHECKPOINT_SECONDS, Planned, run_program
 from demosift.experiments.store import Store
-from demosift.experiments.view import View
-from demosift.runs import Row, provenance
-from demosift.simulate import Rollouts
+from demosift.files import provenance
+from demosift.results.run import Row
+from demosift.simulation.simulate import Rollouts
 
 CONCURRENT_ON_DEVICE = 2
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from demosift import environments
-from demosift.collect.tasks import ORIGINS, Sources, draw_task
 from demosift.data import read_dataset, write_dataset
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.experiments.cells import DataKey
-from demosift.train import describe_data, with_bounds_of
+from demosift.learning.fit import describe_data, with_bounds_of
+from demosift.simulation import environments
+from demosift.tasks.recipes import ORIGINS, Sources, draw_task
 from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
 DECIMALS = 4  # of a return, which is in the thousands: what is beyond would only fill files

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demosift.algorithms import REGISTRY
-from demosift.environments import SHORT_NAMES
-from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn, make_algorithm
-from demosift.members import Precision, check_precision
+from demosift.algorithms import REGISTRY, make_algorithm
+from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn
+from demosift.learning.members import Precision, check_precision
+from demosift.simulation.environments import SHORT_NAMES
 from demosift.types import InputError
 
 ORACLE = "oracle"

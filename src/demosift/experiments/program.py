@@ -16,9 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from demosift.algorithms import State
-from demosift.evaluation import Evaluation, evaluation_jobs
 from demosift.experiments.cells import Cell
-from demosift.experiments.padding import (
+from demosift.experiments.prepare import DECIMALS, Prepared
+from demosift.files import plain
+from demosift.learning.members import (
+    Members,
+    Precision,
+    advance,
+    episode_starts,
+    fill,
+    init_members,
+    load_data,
+    named_arrays,
+)
+from demosift.learning.padding import (
     Padded,
     Sizes,
     axis_kinds,
@@ -28,11 +39,10 @@ from demosift.experiments.padding import (
     policy_axis_kinds,
     unpad_leaf,
 )
-from demosift.experiments.prepare import DECIMALS, Prepared
-from demosift.members import Members, Precision, advance, episode_starts, fill, init_members, load_data, named_arrays
 from demosift.policy import Layer, Policy
-from demosift.runs import Row, plain
-from demosift.simulate import Episode, Rollouts
+from demosift.results.run import Row
+from demosift.simulation.evaluation import Evaluation, evaluation_jobs
+from demosift.simulation.simulate import Episode, Rollouts
 
 CHUNK = {"cpu": 100}  # iterations in one call; elsewhere:
 CHUNK_ON_DEVICE = 1000

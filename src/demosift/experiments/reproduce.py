@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from demosift.experiments.coverage import write_coverage
+from demosift.experiments.display import View, duration
 from demosift.experiments.local import run_local
 from demosift.experiments.plan import identify, plan
 from demosift.experiments.prepare import Preparation
@@ -17,7 +18,6 @@ from demosift.experiments.presets import PRESETS, Request, grids
 from demosift.experiments.program import CHECKPOINT_SECONDS, Planned
 from demosift.experiments.sac_curves import gather_sac_curves
 from demosift.experiments.store import Store
-from demosift.experiments.view import View, duration
 from demosift.report.page import write_report
 from demosift.types import InputError
 

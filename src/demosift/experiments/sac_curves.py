@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from demosift.data.atomic import atomic_write
 from demosift.experiments.presets import Request
+from demosift.files import atomic_write
 from demosift.types import InputError
 
 FOLDER = "sac-curves"

@@ -1,6 +1,6 @@
 """The results folder: what is finished, what failed, and what is under way.
 
-cells/ID.json            a finished cell, sealed (`demosift.report.cells`)
+cells/ID.json            a finished cell, sealed (`demosift.results.cell`)
 failures/ID.json         a cell that failed, with the traceback; it is tried again by the next command
 unfinished/PROGRAM/      program.json and the newest two checkpoints of cells that train together
 grids/NAME.json          the ids of the cells that a preset asked for
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from demosift.data.atomic import atomic_write, is_partial, write_json
-from demosift.report.cells import CELLS, FAILURES, FORMAT, GRIDS, UNFINISHED, canonical, read_cell, seal
-from demosift.report.folder import read_grids
-from demosift.report.results import Unusable
-from demosift.runs import RunFolder
+from demosift.files import atomic_write, is_partial, write_json
+from demosift.results.cell import CELLS, FAILURES, FORMAT, GRIDS, UNFINISHED, canonical, read_cell, seal
+from demosift.results.folder import read_grids
+from demosift.results.reading import Unusable
+from demosift.results.run import RunFolder
 from demosift.types import InputError
 
 PROGRESS = "progress"  # the checkpoint's entry for what was measured so far, as bytes of JSON

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from demosift.report import numbers, statistics
 from demosift.report.chart import Axis, Chart, Line, nice_ticks, padded
 from demosift.report.groups import LAST_EVALUATIONS, Panel, Series, fingerprint, num_averaged, printable
-from demosift.report.results import Curve
+from demosift.results.reading import Curve
 
 MOST_POINTS = 200  # of a diagnostic; longer ones are averaged over blocks
 FIRST_DIAGNOSTICS = ("discriminator_accuracy", "effective_share", "policy_loss", "discriminator_loss", "weight_mean")

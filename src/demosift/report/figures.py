@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from demosift.data.atomic import atomic_write
+from demosift.files import atomic_write
 from demosift.report import numbers, statistics
 from demosift.report.groups import Panel, Series
 from demosift.report.paper import Key, PaperRow, PaperTable, key_of

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demosift.data.atomic import atomic_write, write_json
+from demosift.files import atomic_write, write_json
 from demosift.report import paper_forms
-from demosift.report.folder import files_in
 from demosift.report.groups import Panel, colours, group_runs
 from demosift.report.paper import PENALISED, PaperTable, paper_tables, published
-from demosift.report.results import Results, Run, Unusable, is_number, parse, read_text
+from demosift.results.folder import files_in
+from demosift.results.reading import Results, Run, Unusable, is_number, parse, read_text
 
 TABLE_GRIDS = ("noisy-expert", "full-replay")
 

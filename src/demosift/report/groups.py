@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from demosift.report.results import Member, Results, Run, is_number, label
+from demosift.results.reading import Member, Results, Run, is_number, label
 
 LAST_EVALUATIONS = 10  # the paper's number is the mean of the last ten evaluations
 

@@ -11,17 +11,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from demosift.data.atomic import atomic_write
+from demosift.files import atomic_write
 from demosift.report import numbers, statistics
 from demosift.report.chart import padded, percent, render
 from demosift.report.curves import diagnostics, learning_curves, origin_style, style_of, weight_chart
-from demosift.report.folder import is_grid_folder, read_folder
 from demosift.report.grid import chosen_tables, read_grids, write_grid_files
 from demosift.report.groups import LAST_EVALUATIONS, METHODS, Panel, Series, colours, group, printable
 from demosift.report.headline import headline
 from demosift.report.paper_section import paper_section
-from demosift.report.results import Results, Run, label
 from demosift.report.table import BEST_NOTE, BOOTSTRAP_SEED, TableRow, explain, span, tabulate
+from demosift.results.folder import is_grid_folder, read_folder
+from demosift.results.reading import Results, Run, label
 
 UNREAD_NAMED = 20
 

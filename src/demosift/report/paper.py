@@ -15,8 +15,8 @@ import numpy as np
 
 from demosift.report import statistics
 from demosift.report.groups import METHODS, Panel, Series
-from demosift.report.results import is_number
 from demosift.report.statistics import Interval, Scores
+from demosift.results.reading import is_number
 
 BOOTSTRAP_SEED = 0
 STANDARD_ERRORS = 2.0

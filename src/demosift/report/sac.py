@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from demosift.data.atomic import atomic_write
-from demosift.environments import reference_returns
+from demosift.files import atomic_write
+from demosift.simulation.environments import reference_returns
 from demosift.types import InputError
 
 COLOUR = "#0a6aa8"

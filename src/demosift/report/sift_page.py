@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from demosift.data.atomic import atomic_write
+from demosift.files import atomic_write
 from demosift.report.chart import embed, percent
 from demosift.report.groups import printable
 from demosift.report.page import asset, details, document

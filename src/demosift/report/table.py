@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from demosift.report import numbers, statistics
-from demosift.report.folder import read_folder
 from demosift.report.groups import LAST_EVALUATIONS, Panel, Scale, Series, group, num_averaged
+from demosift.results.folder import read_folder
 
 BOOTSTRAP_SEED = 0
 

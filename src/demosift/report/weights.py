@@ -1,6 +1,6 @@
 """How weights fall on samples whose true origin is known: the demo's view of what the discriminator has learned.
 
-`weights.json` at the top of a results folder maps a method to a histogram. `demosift.report.results` checks it.
+`weights.json` at the top of a results folder maps a method to a histogram. `demosift.results.reading` checks it.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from demosift.data.atomic import write_json
+from demosift.files import write_json
 from demosift.report.statistics import probability_greater
 
 

@@ -18,11 +18,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from demosift.algorithms import DWBC, Batch
 from demosift.algorithms.dwbc import log_prob_per_dimension, squash
-from demosift.algorithms.interface import algorithm
-from demosift.algorithms.wbcu import discriminate, init_discriminator
-from demosift.learner import Learner, descend, start
-from demosift.losses import discriminator_loss
-from demosift.networks import (
+from demosift.learning.algorithm import algorithm
+from demosift.learning.discriminator import discriminate, init_discriminator
+from demosift.learning.learner import Learner, descend, start
+from demosift.learning.losses import discriminator_loss
+from demosift.learning.networks import (
     Perceptron,
     affine,
     apply,

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool, Float, Int
 
 from demosift.data import read_dataset, write_dataset
-from demosift.data.atomic import atomic_folder
 from demosift.data.checks import one_line
 from demosift.data.formats import FORMATS, Format, Source, digest_source, format_of, split_options
-from demosift.data.lerobot.selection import list_frames
-from demosift.data.robomimic_selection import write_filter_key
+from demosift.data.formats.lerobot.selection import list_frames
+from demosift.data.formats.robomimic_selection import write_filter_key
 from demosift.data.selection import Selection
+from demosift.files import atomic_folder
 from demosift.types import InputError
 
 Role = Literal["expert", "supplementary"]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from demosift.sift.pool import Pool
+from demosift.sift.sample import Pool
 from demosift.sift.training import in_pieces
 
 Obs = Float[np.ndarray, "rows obs"]

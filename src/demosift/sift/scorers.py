@@ -18,7 +18,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from demosift.sift.calibration import Coefficients, fit_coefficients
 from demosift.sift.discriminators import ActionDiscriminator, Discriminator, LikelihoodDiscriminator, Part
 from demosift.sift.neighbours import ActionCloseness, StateCloseness, make_references
-from demosift.sift.pool import Pool
+from demosift.sift.sample import Pool
 from demosift.sift.training import Report, Trained, Trainer, logit, make_slots, training_rows
 from demosift.types import InputError
 

@@ -25,11 +25,11 @@ from jaxtyping import Float, Int
 
 from demosift.data import RowSource, digest_source, open_pair
 from demosift.data.actions import ActionMode
-from demosift.data.atomic import atomic_folder, write_json
 from demosift.data.formats import Source
 from demosift.data.normaliser import Normaliser
+from demosift.files import atomic_folder, provenance, write_json
+from demosift.progress import Stopwatch, progress_bar
 from demosift.report.sift_page import write_sift_page
-from demosift.runs import provenance
 from demosift.sift.calibration import (
     Coefficients,
     area_under_curve,
@@ -41,8 +41,7 @@ from demosift.sift.calibration import (
 from demosift.sift.diagnosis import diagnose, in_words
 from demosift.sift.display import page_content
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
-from demosift.sift.pool import BLOCK, Pool, Survey, sample_pool, survey
-from demosift.sift.progress import Stopwatch, progress_bar
+from demosift.sift.sample import BLOCK, Pool, Survey, sample_pool, survey
 from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
 from demosift.sift.training import Report
 from demosift.types import Dataset, InputError

@@ -1,6 +1,6 @@
 """Training every model of every member, stopped by the rows that each of them leaves out.
 
-As in `demosift.members`: data on the device, batches drawn inside the program, everything random in iteration i of a
+As in `learning.members`: data on the device, batches drawn inside the program, everything random in iteration i of a
 model a function of (seed, i). How long to train is one number for all models: the iteration at which the held-out loss,
 averaged over them, was least. Nothing else is chosen by held-out rows.
 """
@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from demosift.algorithms import Batch
-from demosift.members import Members, member_keys, over_members
+from demosift.learning.members import Members, member_keys, over_members
 from demosift.sift.discriminators import Part
-from demosift.sift.pool import Pool
+from demosift.sift.sample import Pool
 from demosift.types import Transitions
 
 HELD_OUT = 2_048  # rows of each set that a held-out loss is taken over

@@ -1,0 +1,290 @@
+"""`demosift bench scores`: the scorers against the truth, on piles whose every row's origin is known.
+
+Three measures, each with its target. None of what they are judged by is shown to a scorer.
+
+    noisy-expert   AUC of clean against noisy rows
+    haystack       precision among the best 20 of 2,000 episodes; 20 are the expert's, the rest medium and random
+    full-replay    Spearman correlation of an episode's mean log-weight and its return
+
+The last needs replays (`--replay DIR`, with what `demosift collect` wrote for an environment in DIR/ENV), and is left
+out for environments that have none there.
+
+Results are rows of a file (`--out FILE.json`), each with the digest of its data and the scorer's settings. A row that
+is there already is not measured again, so that an interrupted bench goes on and parts of it may run at other times;
+tables of all rows lie beside it in FILE.md.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from demosift.files import atomic_write, digest, plain, provenance, write_json
+from demosift.policy import RandomPolicy
+from demosift.sift.calibration import area_under_curve
+from demosift.sift.scorers import DEFAULT, SCORERS, make_scorer
+from demosift.sift.scoring import Scored, score
+from demosift.simulation import environments
+from demosift.simulation.shipped import shipped_policy
+from demosift.tasks.recipes import ORIGINS, make_task
+from demosift.tasks.record import record
+from demosift.types import Dataset, Demonstrations, InputError, Origin, Transitions
+
+TARGETS = {"noisy-expert": 0.97, "haystack": 0.95, "full-replay": 0.8}
+HIGHER = {("noisy-expert", "halfcheetah"): 0.99, ("noisy-expert", "ant"): 0.99}
+NEEDLES, HAY = 20, 990  # episodes of the expert's; of the medium and of the random policy each
+REPEATED = (DEFAULT, "neighbours")  # measured with every seed and three members; the others with the first and one
+
+HAYSTACKS = ("hopper",)  # the others' 2,000 episodes take minutes to record
+
+Row = dict[str, Any]
+Key = tuple[str, str, int, str]  # measure, environment, seed, scorer
+
+
+def target(measure: str, env: str) -> float:
+    return HIGHER.get((measure, env), TARGETS[measure])
+
+
+def separation(scored: Scored, pile: Dataset) -> float:
+    """AUC of clean against noisy rows."""
+    assert pile.origin is not None
+    clean, noisy = (scored.supplementary[pile.origin.code == ORIGINS.index(name)] for name in ("clean", "noisy"))
+    return area_under_curve(clean, noisy)
+
+
+def pile_scores(scored: Scored) -> np.ndarray:
+    return scored.episodes()["log_weight"][scored.num_expert_episodes :]
+
+
+def precision(scored: Scored, pile: Dataset) -> float:
+    """The share of the expert's among the best episodes, as many as there are of it."""
+    best = np.argsort(-pile_scores(scored), kind="stable")[:NEEDLES]
+    assert pile.origin is not None
+    return float(np.mean(pile.origin.code[pile.episode_starts[best]] == ORIGINS.index("clean")))
+
+
+def correlation(scored: Scored, pile: Dataset) -> float:
+    """Of mean log-weight and return; zero where all episodes weigh the same."""
+    mean = pile_scores(scored)
+    return float(spearmanr(mean, pile.returns())[0]) if np.ptp(mean) > 0 else 0.0  # type: ignore[arg-type]
+
+
+def haystack(env: str, seed: int) -> Demonstrations:
+    """One expert episode, and a pile with 20 others of the expert's among 2,000."""
+    spec = environments.resolve(env)
+    expert = record(shipped_policy(env, "expert"), NEEDLES + 1, spec, seed=seed)
+    first = int(expert.episode_ends[0])
+    parts = [
+        (expert.take(slice(first, None)), "clean"),
+        (record(shipped_policy(env, "medium"), HAY, spec, seed=seed), "medium"),
+        (record(RandomPolicy(spec), HAY, spec, seed=seed), "random"),
+    ]
+    code = np.concatenate([np.full(len(part), ORIGINS.index(name), np.int8) for part, name in parts])
+    pile = _join([part for part, _ in parts])
+    return Demonstrations(expert.take(slice(first)), replace(pile, origin=Origin(code, ORIGINS)))
+
+
+def _join(datasets: Sequence[Dataset]) -> Dataset:
+    transitions = Transitions(*map(np.concatenate, zip(*(each.transitions for each in datasets), strict=True)))
+    return Dataset(transitions, np.concatenate([each.timeout for each in datasets]), datasets[0].environment)
+
+
+JUDGES = {"noisy-expert": separation, "haystack": precision, "full-replay": correlation}
+
+
+def make_data(measure: str, env: str, seed: int, replay: str | None) -> Demonstrations:
+    match measure:
+        case "haystack":
+            return haystack(env, seed)
+        case "full-replay":
+            return make_task(f"{env}/full-replay", seed, replay=Path(replay or "", env))
+        case _:
+            return make_task(f"{env}/{measure}", seed)
+
+
+def key(row: Row) -> Key:
+    return row["measure"], row["env"], row["seed"], row["scorer"]
+
+
+def request(measure: str, env: str, seed: int, scorer: str, data: Demonstrations) -> Row:
+    """What a result is about: its key, the data's digest and the scorer's settings."""
+    assert data.supplementary is not None
+    arrays = {
+        f"{name}/{field}": array
+        for name, part in (("expert", data.expert), ("supplementary", data.supplementary))
+        for field, array in (*part.transitions._asdict().items(), ("timeout", part.timeout))
+    }
+    origin = data.supplementary.origin
+    settings = asdict(make_scorer(scorer))  # type: ignore[call-overload]
+    return {
+        "measure": measure,
+        "env": env,
+        "seed": seed,
+        "scorer": scorer,
+        "members": 3 if scorer in REPEATED else 1,
+        "settings": {name: plain(value) for name, value in settings.items()},
+        "data": digest(arrays if origin is None else {**arrays, "origin": origin.code}),
+    }
+
+
+def measure_scorer(asked: Row, data: Demonstrations) -> Row:
+    pile = data.supplementary
+    assert pile is not None
+    began = time.perf_counter()
+    scored = score(data.expert, pile, scorer=asked["scorer"], members=asked["members"], seed=asked["seed"])
+    return {
+        **asked,
+        "value": JUDGES[asked["measure"]](scored, pile),
+        "target": target(asked["measure"], asked["env"]),
+        "rows": len(pile),
+        "episodes": pile.num_episodes,
+        "held_out_auc": scored.summary["held_out"]["auc"],
+        "kept": scored.summary["kept"],
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+class Results:
+    """Finished rows, in memory and, with a path, in a file that others may add to meanwhile."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.rows: dict[Key, Row] = {}
+        self.read()
+
+    def read(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            self.rows = {key(row): row for row in json.loads(self.path.read_text(encoding="utf-8"))["results"]}
+            self.ordered()  # every name is known
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path}: not results of demosift bench scores") from error
+
+    def has(self, asked: Row) -> bool:
+        row = self.rows.get(key(asked), {})
+        return all(row.get(name) == value for name, value in asked.items())
+
+    def add(self, row: Row) -> None:
+        self.read()
+        self.rows[key(row)] = row
+        if self.path is not None:
+            write_json(self.path, self.answer())
+            with atomic_write(self.path.with_suffix(".md")) as temporary:
+                temporary.write_text(f"{tables(self.ordered())}\n", encoding="utf-8")
+
+    def ordered(self) -> list[Row]:
+        places = [list(TARGETS), list(environments.SHORT_NAMES), list(SCORERS)]
+
+        def place(row: Row) -> tuple[int, ...]:
+            names = zip(places, (row["measure"], row["env"], row["scorer"]), strict=True)
+            return (*(known.index(name) for known, name in names), row["seed"])
+
+        return sorted(self.rows.values(), key=place)
+
+    def answer(self) -> Row:
+        return {"results": self.ordered(), "default": DEFAULT, **provenance()}
+
+
+def bench_scores(
+    scorers: Sequence[str] | None = None,
+    envs: Sequence[str] | None = None,
+    seeds: int = 3,
+    replay: str | None = None,
+    measures: Sequence[str] | None = None,
+    out: str | None = None,
+) -> tuple[Row, str]:
+    """Every scorer on every pile. With `replay`, a folder that holds what `collect` wrote for each environment."""
+    scorers = _known("scorer", scorers, SCORERS)
+    envs = _known("environment", envs, environments.SHORT_NAMES)
+    measures = _known("measure", measures, TARGETS)
+    if out is not None and Path(out).suffix != ".json":
+        raise InputError(f"{out}: results of bench scores are a .json file; tables are written beside it")
+    results = Results(None if out is None else Path(out))
+    for measure in measures:
+        for env in envs:
+            if measure == "haystack" and env not in HAYSTACKS:
+                continue
+            if measure == "full-replay" and not (replay and Path(replay, env).is_dir()):
+                continue
+            for seed in range(seeds if measure == "noisy-expert" else 1):
+                chosen = [name for name in scorers if seed == 0 or name in REPEATED]
+                if chosen:
+                    measure_pile(measure, env, seed, chosen, make_data(measure, env, seed, replay), results)
+    return results.answer(), tables(results.ordered())
+
+
+def _known(what: str, given: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+    known = list(known)
+    for name in given or ():
+        if name not in known:
+            raise InputError(f"bench: unknown {what} {name!r}; there are {', '.join(known)}")
+    return list(given or known)
+
+
+def measure_pile(
+    measure: str, env: str, seed: int, scorers: Sequence[str], data: Demonstrations, results: Results
+) -> None:
+    for name in scorers:
+        asked = request(measure, env, seed, name, data)
+        if not results.has(asked):
+            results.add(measure_scorer(asked, data))
+            report(results.rows[key(asked)])
+
+
+def report(row: Row) -> None:
+    """On the way, for whoever waits at a terminal."""
+    if sys.stderr.isatty():
+        where = f"{row['measure']} {row['env']} {row['seed']}"
+        print(f"{where}: {row['scorer']} {row['value']:.4f} in {row['seconds']:.0f} s", file=sys.stderr)
+
+
+TITLES = {
+    "noisy-expert": "Noisy expert: AUC of clean against noisy rows",
+    "haystack": f"Haystack: the expert's among the best {NEEDLES} of {NEEDLES + 2 * HAY:,} episodes",
+    "full-replay": "Full replay: rank correlation of an episode's mean log-weight and its return",
+}
+
+
+NOTE = (
+    f"What `demosift bench scores` measured. {' and '.join(REPEATED)} score noisy experts with every seed (the mean, "
+    "then the lowest) and everything with three members; the others, whose training is slow, with the first seed and "
+    "one member. An asterisk: below the target. Seconds: the median; compiling, training and scoring."
+)
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A table for each measure in Markdown."""
+    measures = dict.fromkeys(row["measure"] for row in rows)
+    parts = [f"**{TITLES[each]}**\n\n{table([r for r in rows if r['measure'] == each])}" for each in measures]
+    return "\n\n".join([NOTE, *parts])
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Of one measure, a line per scorer: means over seeds, then the lowest; missed targets have an asterisk."""
+    columns = list(dict.fromkeys((row["measure"], row["env"]) for row in rows))
+    lines = [
+        "| scorer | members | " + " | ".join(env for _, env in columns) + " | seconds |",
+        "| --- |" + " --- |" * (len(columns) + 2),
+        "| *target* | | " + " | ".join(f"*{target(*column):g}*" for column in columns) + " | |",
+    ]
+    for scorer in dict.fromkeys(row["scorer"] for row in rows):
+        own = [row for row in rows if row["scorer"] == scorer]
+        cells = [cell([row for row in own if (row["measure"], row["env"]) == column]) for column in columns]
+        seconds = np.median([row["seconds"] for row in own])
+        lines.append(f"| {scorer} | {own[0]['members']} | " + " | ".join(cells) + f" | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    values = [row["value"] for row in rows]
+    lowest = f" ({min(values):.3f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{lowest}" + ("\\*" if min(values) < rows[0]["target"] else "")

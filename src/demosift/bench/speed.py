@@ -1,0 +1,199 @@
+"""`demosift bench`: how fast training runs, as a fraction of what this machine's matrix products allow.
+
+For each algorithm the matrix-product FLOPs of one iteration are counted on paper (`iteration_work`;
+benchmarks/README.md has the reasoning), the rate of XLA's own dot is measured in the same run at the same shapes, and
+the two give the bound. The ratio of what was measured to that bound is the result; it carries over between machines,
+seconds do not.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from demosift.algorithms import REGISTRY, Algorithm, WBCUTwoStage
+from demosift.data.normaliser import Normaliser
+from demosift.files import provenance
+from demosift.learning.members import Precision, advance, check_precision, init_members, stack_members
+from demosift.types import Dataset, Demonstrations, InputError, Transitions
+
+OBS_DIM, ACTION_DIM = 11, 3  # Hopper's
+EXPERT_ROWS, SUPPLEMENTARY_ROWS = 1_000, 15_000  # the noisy-expert task's
+
+
+class Work(NamedTuple):
+    """Matrix products that one network needs in an iteration: how many rows it sees at once, and the FLOPs."""
+
+    rows: int
+    flops: float
+
+
+def row_flops(hidden: Sequence[int]) -> int:
+    """One row through the hidden-to-hidden products, once. The thin first and last layers are not counted."""
+    return sum(2 * inputs * outputs for inputs, outputs in pairwise(hidden))
+
+
+def cloning_work(rows: int, hidden: Sequence[int]) -> Work:
+    """Forward, input gradient, weight gradient."""
+    return Work(rows, 3 * rows * row_flops(hidden))
+
+
+def slope_work(rows: int, points: int, hidden: Sequence[int]) -> Work:
+    """`value_and_slope` with its backward pass: as for cloning, and besides the tangents at the penalised points."""
+    return Work(rows + points, (3 * (rows + points) + points) * row_flops(hidden))
+
+
+def iteration_work(algorithm: Algorithm) -> list[Work]:
+    """What one iteration cannot do without, network by network."""
+    batch, hidden = algorithm.batch_size, algorithm.hidden
+    match algorithm.name:
+        case "bc" | "nbcu":
+            return [cloning_work(batch, hidden)]
+        case "wbcu":
+            return [cloning_work(batch, hidden), slope_work(2 * batch, 2 * batch, hidden)]
+        case "wbcu-two-stage":  # its second stage: the discriminator only weighs
+            return [cloning_work(batch, hidden), Work(batch, batch * row_flops(hidden))]
+        case "demodice":
+            discriminator, critic = slope_work(2 * batch, 2 * batch, hidden), slope_work(2 * batch, 3 * batch, hidden)
+            return [cloning_work(batch, hidden), discriminator, critic]
+        case "dwbc":  # the discriminator's own step, once in a hundred iterations, is left out
+            return [cloning_work(2 * batch, hidden), Work(2 * batch, 2 * batch * row_flops(hidden))]
+    raise InputError(f"bench: nobody has counted the work of {algorithm.name}")
+
+
+def interleave(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, Float[np.ndarray, "rounds"]]:
+    """Seconds of each call, round after round, so that a busy moment of the machine falls on all of them alike."""
+    for call in calls.values():  # compiles
+        jax.block_until_ready(call())
+    times = {name: [] for name in calls}
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(next(iter(times.values()))) < 3:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            times[name].append(time.perf_counter() - start)
+    return {name: np.array(values) for name, values in times.items()}
+
+
+@functools.partial(jax.jit, static_argnames="repeats")
+def products(x: Float[Array, "*members rows n"], w: Float[Array, "*members n n"], repeats: int) -> Array:
+    """The three products of a training step and nothing else: forward, backward, weight gradient. `w` is orthogonal."""
+
+    def body(_: Array | int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden = carry[0] @ w
+        back = hidden @ jnp.swapaxes(w, -1, -2)
+        return back, jnp.swapaxes(back, -1, -2) @ hidden
+
+    return jax.lax.fori_loop(0, repeats, body, (x, jnp.zeros_like(w)))[1]
+
+
+def matmul_call(
+    rows: int, width: int, members: int, precision: Precision = "float32"
+) -> tuple[Callable[[], Array], float]:
+    """XLA's dot at training's shapes, plain on a CPU, where members take turns, else batched; and its FLOPs."""
+    key = jax.random.key(0)
+    w = jnp.linalg.qr(jax.random.normal(key, (width, width)))[0]
+    x = jax.random.normal(key, (rows, width))
+    cpu = jax.default_backend() == "cpu"
+    if not cpu:
+        x, w = (jnp.broadcast_to(array, (members, *array.shape)) + 0.0 for array in (x, w))
+    x, w = (array.astype(precision) for array in (x, w))
+    flops = 3 * 2 * rows * width * width * (1 if cpu else members)
+    repeats = calls_per_round(flops)
+    return lambda: products(x, w, repeats), flops * repeats
+
+
+def calls_per_round(flops: float) -> int:
+    """About a tenth of a second on two cores; on a GPU enough to hide the launch."""
+    return min(1000, max(10, int(1.5e10 / flops))) if jax.default_backend() == "cpu" else 200
+
+
+def synthetic_data() -> Demonstrations:
+    """Random numbers in the sizes of hopper/noisy-expert: speed does not depend on what they say."""
+    rng = np.random.default_rng(0)
+
+    def dataset(rows: int) -> Dataset:
+        obs, next_obs = (rng.standard_normal((rows, OBS_DIM)).astype(np.float32) for _ in range(2))
+        action = rng.uniform(-1, 1, (rows, ACTION_DIM)).astype(np.float32)
+        transitions = Transitions(obs, action, np.zeros(rows, np.float32), next_obs, np.zeros(rows, bool))
+        return Dataset(transitions, timeout=np.arange(1, rows + 1) % 1000 == 0)
+
+    return Demonstrations(dataset(EXPERT_ROWS), dataset(SUPPLEMENTARY_ROWS))
+
+
+def measure(algorithm: Algorithm, num_members: int, seconds: float, precision: Precision = "float32") -> dict[str, Any]:
+    """Iterations per second of one algorithm, all members together, and the bound measured beside it: medians."""
+    members = stack_members([algorithm], range(num_members), [synthetic_data()], [Normaliser.identity(OBS_DIM)])
+    state = init_members(members)
+    work = iteration_work(algorithm)
+    flops = sum(w.flops for w in work)
+    steps = calls_per_round(flops * num_members)
+
+    def chunk() -> Any:
+        nonlocal state
+        state, metrics = advance(members, state, 0, steps, precision)
+        return state, metrics
+
+    products = {w.rows: matmul_call(w.rows, algorithm.hidden[0], num_members, precision) for w in work}
+    times = interleave({"chunk": chunk, **{rows: call for rows, (call, _) in products.items()}}, seconds)
+    least = sum(w.flops * times[w.rows] / products[w.rows][1] for w in work)  # seconds of the products alone, by round
+    taken = times["chunk"] / (steps * num_members)
+    return {
+        "algorithm": algorithm.name,
+        "members": num_members,
+        "precision": precision,
+        "member_iterations_per_second": round(float(1.0 / np.median(taken)), 1),
+        "megaflop_per_iteration": round(flops / 1e6, 1),
+        "matmul_gigaflops": round(float(flops / np.median(least)) / 1e9, 1),
+        "bound": round(float(1.0 / np.median(least)), 1),
+        "ratio": round(float(np.median(least / taken)), 3),
+    }
+
+
+def bench(
+    names: Sequence[str] | None,
+    members: Sequence[int],
+    seconds: float = 2.0,
+    collect: bool = False,
+    precision: Precision = "float32",
+) -> tuple[dict[str, Any], str]:
+    check_precision(precision)
+    names = list(names or REGISTRY)
+    for name in names:
+        if name not in REGISTRY:
+            raise InputError(f"bench: unknown algorithm {name!r}; there are {', '.join(REGISTRY)}")
+    stage_two = WBCUTwoStage(discriminator_iterations=0)
+    algorithms = [stage_two if name == stage_two.name else REGISTRY[name]() for name in names]
+    rows = [measure(algorithm, count, seconds, precision) for algorithm in algorithms for count in members]
+    answer = {"device": jax.devices()[0].device_kind, **provenance(), "training": rows}
+    lines = [
+        f"{answer['device']}, {precision}: iterations of all members per second, against what its products allow",
+        f"{'algorithm':<16}{'members':>8}{'it/s':>10}{'MFLOP/it':>10}{'GFLOP/s':>9}{'bound':>10}{'ratio':>7}",
+    ]
+    for row in rows:
+        lines.append(
+            f"{row['algorithm']:<16}{row['members']:>8}{row['member_iterations_per_second']:>10,.0f}"
+            f"{row['megaflop_per_iteration']:>10,.0f}{row['matmul_gigaflops']:>9,.0f}{row['bound']:>10,.0f}"
+            f"{row['ratio']:>7.2f}"
+        )
+    if collect:
+        from demosift.sac.training import measure_speed
+
+        answer["collect"] = measure_speed("halfcheetah", seconds=max(20.0, seconds))
+        lines += ["", describe_collect(answer["collect"])]
+    return answer, "\n".join(lines)
+
+
+def describe_collect(speed: Mapping[str, Any]) -> str:
+    return (
+        f"collect {speed['environment']}: {speed['steps_per_second']:,.0f} steps/s, bound by {speed['bound_by']} "
+        f"(waiting for simulation {speed['waiting_for_simulation']:.0%}, for learning "
+        f"{speed['waiting_for_learning']:.0%}); updates at {speed['flop_per_second'] / 1e9:,.0f} of "
+        f"{speed['product_flop_per_second'] / 1e9:,.0f} GFLOP/s, ratio {speed['ratio']:.2f}"
+    )

@@ -1,0 +1,310 @@
+"""What each verb of the command line does. Imports are inside: a verb loads only what it needs."""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from demosift.types import Demonstrations, EnvironmentSpec, InputError
+
+Answer = tuple[dict[str, Any], str]  # for --json, and for a person
+
+
+def run_demo(options: argparse.Namespace) -> Answer:
+    from demosift.cli.demo import demo
+
+    return demo(options.out, seeds=options.seeds, iterations=options.iterations)
+
+
+def run_collect(options: argparse.Namespace) -> Answer:
+    from demosift.sac.agent import SAC
+    from demosift.sac.choosing import Schedule
+    from demosift.sac.collect import collect
+
+    entropies = target_entropies(options.target_entropy, options.env)
+    result = collect(
+        options.env,
+        options.out,
+        steps=options.steps,
+        seeds=range(options.seed, options.seed + options.seeds),
+        sac={
+            env: [
+                SAC(discount=discount, target_entropy=entropy)
+                for discount, entropy in itertools.product(options.discount, own)
+            ]
+            for env, own in entropies.items()
+        },
+        resume=options.resume,
+        keep_checkpoint=options.keep_checkpoint,
+        time_limit=options.time_limit,
+        schedule=Schedule(evaluate_every=options.evaluate_every, evaluation_episodes=options.episodes),
+    )
+    answer = dataclasses.asdict(result)
+    lines = [f"{name}: {json.dumps(row)}" for name, row in result.results.items()]
+    if not result.finished:
+        lines.append(f"stopped at step {result.step:,}; continue with --resume")
+    return answer, "\n".join(lines)
+
+
+def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, list[float]]:
+    """What is said of an environment by name is for it alone, the rest for those of which nothing is said."""
+    named: dict[str | None, list[float]] = {}
+    for text in texts:
+        env, separator, value = text.rpartition("=")
+        if separator and env not in envs:
+            raise InputError(f"--target-entropy {text}: {env!r} is none of the environments, {', '.join(envs)}")
+        try:
+            named.setdefault(env if separator else None, []).append(float(value))
+        except ValueError:
+            raise InputError(f"--target-entropy {text}: write VALUE or ENV=VALUE, VALUE a number") from None
+    return {env: named.get(env) or named.get(None) or [-1.0] for env in envs}
+
+
+def run_record(options: argparse.Namespace) -> Answer:
+    from demosift.data import write_dataset
+    from demosift.simulation.evaluation import load_policy, policy_and_environment
+    from demosift.tasks.record import record
+
+    policy, spec = policy_and_environment(load_policy(options.policy, env=options.env), options.env)
+    dataset = record(policy, options.episodes, env=spec, seed=options.seed, member=options.member or 0)
+    write_dataset(dataset, options.out)
+    returns = dataset.returns()
+    answer = {"file": options.out, "rows": len(dataset), "episodes": len(returns), "returns": returns.tolist()}
+    spread = f"return {returns.mean():.1f} ± {returns.std():.1f}"
+    return answer, f"{options.out}: {len(returns)} episodes, {len(dataset):,} transitions, {spread}"
+
+
+def run_task(options: argparse.Namespace) -> Answer:
+    from demosift.tasks.recipes import make_task, write_task
+
+    task = make_task(options.task, options.seed, pool=options.pool, replay=options.replay, disjoint=options.disjoint)
+    write_task(task, options.out)
+    assert task.supplementary is not None
+    parts = {"expert": task.expert, "supplementary": task.supplementary}
+    answer = {name: {"rows": len(part), "episodes": part.num_episodes} for name, part in parts.items()}
+    lines = [
+        f"{Path(options.out, name)}.hdf5: {part.num_episodes} episodes, {len(part):,} transitions"
+        for name, part in parts.items()
+    ]
+    return {"task": options.task, "seed": options.seed, "out": options.out, **answer}, "\n".join(lines)
+
+
+def run_train(options: argparse.Namespace) -> Answer:
+    from contextlib import ExitStack
+
+    from demosift.algorithms import REGISTRY
+    from demosift.learning.fit import fit
+    from demosift.learning.trackers import TensorBoard, WandB
+    from demosift.simulation.evaluation import Evaluator
+
+    cls = REGISTRY[options.algorithm]
+    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {name: tuple(value) if name == "hidden" else value for name, value in fields.items()}
+    choices = [value if isinstance(value, list) else [value] for value in fields.values()]
+    settings = [cls(**dict(zip(fields, values, strict=True))) for values in itertools.product(*choices)]
+    seeds = list(range(options.seed, options.seed + options.seeds))
+    data = read_training_data(options, seeds)
+    environment = evaluation_environment(options, data[0])
+    with ExitStack() as stack:
+        evaluator = None
+        if environment is not None and options.evaluate_every:
+            every = min(options.evaluate_every, options.iterations)
+            evaluator = stack.enter_context(
+                Evaluator(environment, every=every, episodes=options.episodes, seed=options.seed)
+            )
+        tracker = None
+        if options.tensorboard:
+            tracker = TensorBoard(options.tensorboard)
+        elif options.wandb:
+            tracker = WandB(options.wandb)
+        run = fit(
+            settings,
+            data,
+            seeds=seeds,
+            iterations=options.iterations,
+            normalise=options.normalise,
+            precision=options.precision,
+            environment=environment,
+            evaluator=evaluator,
+            log_every=options.log_every,
+            checkpoint_every=options.checkpoint_every,
+            out=options.out,
+            resume=options.resume,
+            tracker=tracker,
+        )
+    last = [row for row in run.metrics if row["iteration"] == options.iterations]
+    answer = {"out": options.out, "members": run.members, "iterations": options.iterations, "last": last}
+    return answer, describe_run(options.out, last)
+
+
+def evaluation_environment(options: argparse.Namespace, data: Demonstrations) -> EnvironmentSpec | None:
+    """Where to evaluate: what the user names must fit the data; what the data names may be unknown here."""
+    from demosift.simulation.environments import resolve, spaces, stored
+
+    try:
+        environment = resolve(options.env) if options.env else data.environment and stored(data.environment)
+        if environment is None:
+            return None
+        sizes = spaces(environment)
+    except InputError as error:
+        if options.env:
+            raise
+        print(f"demosift: not evaluating: {error}", file=sys.stderr)
+        return None
+    found = (data.expert.obs_dim, data.expert.action_dim)
+    if found != sizes:
+        raise InputError(
+            f"{data.expert.source}: has {found[0]} observations and {found[1]} actions, "
+            f"but {environment.id} has {sizes.obs_dim} and {sizes.action_dim}"
+        )
+    return environment
+
+
+def describe_run(out: str, last: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in last:
+        numbers = {**row, "return": sum(row["returns"]) / len(row["returns"])} if "returns" in row else row
+        shown = (f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, float))
+        lines.append(f"member {row['member']}: " + ", ".join(shown))
+    return "\n".join([*lines, f"{out}: config.json, metrics.jsonl, policy.safetensors"])
+
+
+def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[Demonstrations]:
+    from demosift.data import load
+    from demosift.tasks.recipes import make_task
+
+    if options.task and (options.expert or options.supplementary):
+        raise InputError("train: give --task, or --expert and --supplementary, not both")
+    scores = getattr(options, "scores", None)
+    if scores and not (options.expert and options.supplementary):
+        raise InputError("train: --scores: needs --expert and --supplementary, the files that were scored")
+    if options.task:
+        recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
+        return [make_task(options.task, seed, **recipe) for seed in seeds]
+    if not options.expert:
+        raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
+    data = load(options.expert, options.supplementary, actions=options.actions)
+    if scores:
+        from demosift.sift.weights import with_scores
+
+        data = with_scores(data, options.expert, options.supplementary, scores)
+    return [data]
+
+
+def run_evaluate(options: argparse.Namespace) -> Answer:
+    from demosift.simulation.evaluation import evaluate, load_policy
+
+    policy = load_policy(options.policy, env=options.env, member=options.member)
+    result = evaluate(policy, env=options.env, episodes=options.episodes, seed=options.seed)
+    return result.to_json(), str(result)
+
+
+def run_score(options: argparse.Namespace) -> Answer:
+    from demosift.sift.scoring import score
+
+    scored = score(
+        options.expert,
+        options.supplementary,
+        out=options.out,
+        scorer=options.scorer,
+        members=options.members,
+        folds=options.folds,
+        seed=options.seed,
+        threshold=options.threshold,
+        actions=options.actions,
+    )
+    written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
+    return {"out": options.out, **scored.summary}, f"{scored}\n{written}"
+
+
+def run_filter(options: argparse.Namespace) -> Answer:
+    from demosift.progress import waiting
+    from demosift.sift.filtering import filter_dataset
+
+    with waiting(f"filtering {options.data}"):
+        done = filter_dataset(
+            options.data,
+            options.scores,
+            options.out,
+            threshold=options.threshold,
+            top=options.top,
+            episodes=options.episodes,
+            filter_key=options.filter_key,
+            weights=options.weights,
+        )
+    return dataclasses.asdict(done), str(done)
+
+
+def run_export(options: argparse.Namespace) -> Answer:
+    from demosift.progress import waiting
+    from demosift.results.export import export_onnx
+
+    with waiting(f"exporting {options.policy}"):
+        done = export_onnx(options.policy, options.out, env=options.env, member=options.member or 0, data=options.data)
+    return dataclasses.asdict(done), str(done)
+
+
+def run_reproduce(options: argparse.Namespace) -> Answer:
+    from demosift.experiments.presets import PENALTIES, Request, default_schedule, parse_settings
+    from demosift.experiments.reproduce import reproduce
+    from demosift.simulation.environments import SHORT_NAMES
+
+    request = Request(
+        envs=tuple(options.envs or SHORT_NAMES),
+        seeds=tuple(range(options.seed, options.seed + options.seeds)),
+        iterations=options.iterations,
+        schedule=default_schedule(options.iterations, options.evaluate_every, options.episodes, options.early_episodes),
+        methods=tuple(options.methods) if options.methods else None,
+        penalties=tuple(options.gradient_penalties or PENALTIES),
+        settings=parse_settings(options.set),
+        pool=options.pool,
+        disjoint=options.disjoint,
+        replay=options.replay,
+        precision=options.precision,
+    )
+    return reproduce(
+        options.what,
+        options.out,
+        request,
+        engine=options.engine,
+        address=options.address,
+        time_limit=options.time_limit,
+        max_members=options.max_members,
+        num_workers=options.workers,
+        add=options.add,
+        checkpoint_seconds=options.checkpoint_seconds,
+    )
+
+
+def run_theory(options: argparse.Namespace) -> Answer:
+    from demosift.theory.lab import Lab, write_theory
+
+    lab = Lab(options.seed, options.scale, tuple(options.claims), options.processes)
+    return write_theory(options.out, lab)
+
+
+def run_report(options: argparse.Namespace) -> Answer:
+    from demosift.report.page import write_report
+    from demosift.report.sift_page import is_scores_folder, write_sift_page
+
+    page = (write_sift_page if is_scores_folder(options.folder) else write_report)(options.folder)
+    return {"page": str(page)}, str(page)
+
+
+def run_bench(options: argparse.Namespace) -> Answer:
+    if options.what == "scores":
+        from demosift.bench.scores import bench_scores
+
+        asked = (options.scorers, options.envs, options.seeds, options.replay, options.measures, options.out)
+        return bench_scores(*asked)
+    if options.what == "scale":
+        from demosift.bench.scale import bench_scale
+
+        return bench_scale(options.rows, options.out)
+    from demosift.bench.speed import bench
+
+    return bench(options.algorithms, options.members, options.seconds, options.collect, options.precision)

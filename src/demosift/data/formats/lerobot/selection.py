@@ -1,0 +1,295 @@
+"""The kept part of a LeRobot dataset, in its own version: frames, videos and metadata that agree.
+
+Kept episodes are numbered anew. Videos are copied as they are, since an episode's metadata (version 3) or its own file
+(version 2) says where its pictures lie, and `timestamp` still counts from there. Statistics of numbers are computed
+anew; those of pictures are put together from the kept episodes', where the dataset has them.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from demosift.data.checks import one_line
+from demosift.data.formats.lerobot import locate
+from demosift.data.formats.lerobot.reading import (
+    NUMBERS,
+    Info,
+    as_numbers,
+    lerobot_parts,
+    list_shards,
+    observation_keys,
+    order_frames,
+    read_info,
+    read_json,
+    read_table,
+)
+from demosift.data.formats.lerobot.stats import Stats, aggregate_stats, feature_stats, from_json, to_json
+from demosift.data.formats.lerobot.writing import (
+    DATA_PATH,
+    VIDEO_PATH,
+    as_column,
+    episode_row,
+    write_episodes,
+    write_table,
+)
+from demosift.data.recording import check_recording, followed_rows
+from demosift.data.selection import Selection
+from demosift.files import atomic_folder, write_json
+from demosift.types import InputError
+
+OLD_DATA_PATH = "data/chunk-{chunk:03d}/episode_{episode:06d}.parquet"
+OLD_VIDEO_PATH = "videos/chunk-{chunk:03d}/{key}/episode_{episode:06d}.mp4"
+
+_REWRITTEN = ("info.json", "stats.json", "episodes.jsonl", "episodes_stats.jsonl")
+_FILE_BYTES = 100 << 20
+
+Row = dict[str, Any]
+
+
+class Frames(NamedTuple):
+    """A stretch of kept frames, and the episode they come from."""
+
+    source: int
+    table: pa.Table
+
+
+class Written(NamedTuple):
+    """What has become of the kept frames."""
+
+    features: dict[str, dict[str, Any]]
+    num_frames: int
+    stats: list[dict[str, Stats]]  # of each episode
+
+
+def keep_lerobot(place: str, target: str, selection: Selection, **options: str) -> None:
+    info = read_info(place)
+    stretches = _stretches(place, info, selection, **options)
+    num_bytes = sum(path.stat().st_size for path in info.root.rglob("*") if path.is_file())
+    with atomic_folder(locate(target), num_bytes=num_bytes) as root:
+        _copy_rest(info, root)
+        written = (_write_version_3 if info.version[0] == 3 else _write_version_2)(info, root, stretches)
+        old_stats = info.root / "meta" / "stats.json"
+        if old_stats.is_file():
+            merged = {**read_json(old_stats), **to_json(aggregate_stats(written.stats))}
+            write_json(root / "meta" / "stats.json", merged)
+        num_episodes = len(written.stats)
+        content = {**info.content, "features": written.features, "splits": {"train": f"0:{num_episodes}"}}
+        content |= {"total_episodes": num_episodes, "total_frames": written.num_frames}
+        if info.version[0] == 2:
+            num_videos = sum(feature["dtype"] == "video" for feature in written.features.values())
+            content["total_videos"] = num_videos * num_episodes
+            content["total_chunks"] = (num_episodes - 1) // _chunk_size(info) + 1
+        write_json(root / "meta" / "info.json", content)
+
+
+def list_frames(place: str, **options: str) -> tuple[np.ndarray, np.ndarray]:
+    """`episode_index, frame_index, index` of the dataset's frames, and the row that `read_dataset` makes of each.
+
+    A last frame without known successor makes none: it is given the row of the frame before it, or left out.
+    """
+    info, names, rows = read_info(place), ["episode_index", "frame_index", "index"], []
+    indices, num_rows = [], 0
+    for shard, read in zip(list_shards(info), lerobot_parts(place, **options), strict=True):
+        followed = followed_rows(check_recording(read()))
+        table = read_table(shard.path, names)
+        order, last = order_frames(table, shard)
+        row = num_rows + np.cumsum(followed) - 1
+        alone = ~followed & np.append(True, last[:-1])
+        indices.append(np.stack([as_numbers(shard.path, key, table[key], 1)[order] for key in names], 1)[~alone])
+        rows.append(row[~alone])
+        num_rows += int(followed.sum())
+    return np.concatenate(indices), np.concatenate(rows)
+
+
+def _copy_rest(info: Info, root: Path) -> None:
+    """What does not change: tasks, the card, what others keep beside."""
+    for path in info.root.rglob("*"):
+        inside = path.relative_to(info.root)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        data = inside.parts[0] in ("data", "videos", "images") or inside.parts[:2] == ("meta", "episodes")
+        rewritten = inside.parts[0] == "meta" and inside.name in _REWRITTEN
+        if path.is_file() and not (hidden or data or rewritten):
+            (root / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, root / inside)
+
+
+def _write_version_3(info: Info, root: Path, stretches: Iterator[Frames]) -> Written:
+    old = _read_episodes(info)
+    rows, stats = [], []
+    files: list[list[pa.Table]] = [[]]
+    features, num_frames = info.features, 0
+    for number, (source, table) in enumerate(stretches):
+        if sum(part.nbytes for part in files[-1]) + table.nbytes > _FILE_BYTES and files[-1]:
+            _write_file(root, info, len(files) - 1, files[-1])
+            files[-1].clear()
+            files.append([])
+        files[-1].append(table)
+        features = _features_of(info, table)
+        chunk, file = divmod(len(files) - 1, _chunk_size(info))
+        kept = {key: value for key, value in old[source].items() if not key.startswith("stats/")}
+        place = episode_row(number, kept["tasks"], num_frames, num_frames + len(table), chunk, file)
+        rows.append({**kept, **place})
+        stats.append(_stats(features, table, _unflatten(old[source])))
+        _copy_videos(info, root, kept)
+        num_frames += len(table)
+    _write_file(root, info, len(files) - 1, files[-1])
+    write_episodes(root, rows, stats)
+    return Written(features, num_frames, stats)
+
+
+def _write_file(root: Path, info: Info, number: int, tables: list[pa.Table]) -> None:
+    chunk, file = divmod(number, _chunk_size(info))
+    write_table(pa.concat_tables(tables), root / DATA_PATH.format(chunk_index=chunk, file_index=file))
+
+
+def _read_episodes(info: Info) -> dict[int, Row]:
+    """What version 3 keeps of each episode."""
+    rows: dict[int, Row] = {}
+    for path in sorted((info.root / "meta" / "episodes").glob("*/*.parquet")):
+        rows |= {row["episode_index"]: row for row in read_table(path).to_pylist()}
+    return _complete(info, info.root / "meta" / "episodes", rows)
+
+
+def _complete(info: Info, path: Path, rows: dict[int, Row]) -> dict[int, Row]:
+    for shard in list_shards(info):
+        for episode in shard.episodes:
+            if episode not in rows:
+                raise InputError(f"{path}: says nothing of episode {episode}, which is in {shard.path}")
+    return rows
+
+
+def _unflatten(row: Row) -> dict[str, Stats]:
+    """The statistics of an episode's features, from columns called `stats/FEATURE/NAME`."""
+    stats: dict[str, Stats] = {}
+    for key, value in row.items():
+        if key.startswith("stats/") and value is not None:
+            feature, name = key.removeprefix("stats/").rsplit("/", 1)
+            stats.setdefault(feature, {})[name] = np.asarray(value)
+    return stats
+
+
+def _copy_videos(info: Info, root: Path, episode: Row) -> None:
+    for key, feature in info.features.items():
+        if feature["dtype"] == "video":
+            where = {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+            _copy_video(info.root, root, *(2 * [VIDEO_PATH.format(video_key=key, **where)]))
+
+
+def _copy_video(source: Path, root: Path, old: str, new: str) -> None:
+    if (root / new).exists():
+        return
+    if not (source / old).is_file():
+        raise InputError(f"{source / old}: the video of a kept episode is missing")
+    (root / new).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / old, root / new)
+
+
+def _write_version_2(info: Info, root: Path, stretches: Iterator[Frames]) -> Written:
+    old = _complete(info, info.root / "meta" / "episodes.jsonl", _read_lines(info, "episodes.jsonl"))
+    old_stats = _read_lines(info, "episodes_stats.jsonl")
+    rows, stats, num_frames, features = [], [], 0, info.features
+    for number, (source, table) in enumerate(stretches):
+        features = _features_of(info, table)
+        chunk = number // _chunk_size(info)
+        write_table(table, root / OLD_DATA_PATH.format(chunk=chunk, episode=number))
+        rows.append({**old[source], "episode_index": number, "length": len(table)})
+        stats.append(_stats(features, table, from_json(old_stats.get(source, {}).get("stats", {}))))
+        for key, feature in features.items():
+            if feature["dtype"] == "video":
+                before = OLD_VIDEO_PATH.format(chunk=source // _chunk_size(info), key=key, episode=source)
+                _copy_video(info.root, root, before, OLD_VIDEO_PATH.format(chunk=chunk, key=key, episode=number))
+        num_frames += len(table)
+    _write_lines(root, "episodes.jsonl", rows)
+    if old_stats:
+        lines = [{"episode_index": number, "stats": to_json(each)} for number, each in enumerate(stats)]
+        _write_lines(root, "episodes_stats.jsonl", lines)
+    return Written(features, num_frames, stats)
+
+
+def _read_lines(info: Info, name: str) -> dict[int, Row]:
+    path = info.root / "meta" / name
+    if not path.is_file():
+        return {}
+    rows = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        try:
+            row = json.loads(line)
+            rows[int(row["episode_index"])] = row
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: line {number + 1}: {one_line(error)}") from error
+    return rows
+
+
+def _write_lines(root: Path, name: str, rows: list[Row]) -> None:
+    (root / "meta" / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _chunk_size(info: Info) -> int:
+    size = info.content.get("chunks_size", 1000)
+    return size if isinstance(size, int) and size > 0 else 1000
+
+
+def _features_of(info: Info, table: pa.Table) -> dict[str, dict[str, Any]]:
+    """The dataset's features, and those that were added to its frames."""
+    added = {
+        f"next.{key}": {**feature, "names": feature.get("names")}
+        for key, feature in info.features.items()
+        if f"next.{key}" in table.column_names and f"next.{key}" not in info.features
+    }
+    return {**info.features, **added}
+
+
+def _stats(features: dict[str, dict[str, Any]], table: pa.Table, old: Mapping[str, Stats]) -> dict[str, Stats]:
+    """Of numbers anew, of everything else as the episode had them."""
+    fresh = {
+        key: feature_stats(as_numbers(Path(key), key, table[key], feature["shape"][0]))
+        for key, feature in features.items()
+        if key in table.column_names and feature["dtype"] in NUMBERS and len(feature["shape"]) == 1
+    }
+    return {**old, **fresh}
+
+
+def _stretches(place: str, info: Info, selection: Selection, **options: str) -> Iterator[Frames]:
+    """Every kept stretch as a table whose indices are those of its new episode."""
+    keys, _ = observation_keys(info, options.get("obs"))
+    runs = selection.runs()
+    run = next(runs, None)
+    episode = index = number = 0
+    for shard, read in zip(list_shards(info), lerobot_parts(place, **options), strict=True):
+        followed = followed_rows(check_recording(read()))
+        table = read_table(shard.path)
+        order, last = order_frames(table, shard)
+        starts = np.concatenate([[0], np.flatnonzero(last)[:-1] + 1])
+        for source, start, end in zip(shard.episodes, starts, np.flatnonzero(last) + 1, strict=True):
+            if not followed[start:end].any():
+                continue
+            while run is not None and run.episode == episode:
+                rows = order[start:end] if selection.whole else order[start + run.start : start + run.stop]
+                frames = table.take(pa.array(rows))
+                if not selection.whole:
+                    following = order[np.minimum(np.arange(start + run.start, start + run.stop) + 1, end - 1)]
+                    frames = _with_successors(info, shard.path, frames, table, following, keys)
+                frame = np.arange(len(rows))
+                fresh = {"episode_index": np.full(len(rows), number), "frame_index": frame, "index": frame + index}
+                for key, values in fresh.items():
+                    frames = frames.set_column(frames.schema.get_field_index(key), key, pa.array(values))
+                yield Frames(source, frames)
+                number, index = number + 1, index + len(rows)
+                run = next(runs, None)
+            episode += 1
+
+
+def _with_successors(
+    info: Info, path: Path, frames: pa.Table, table: pa.Table, following: np.ndarray, keys: list[str]
+) -> pa.Table:
+    """Where single frames go, the state after a stretch would be lost: `next.observation...` columns keep it."""
+    for key in keys:
+        if f"next.{key}" not in info.features:
+            values = as_numbers(path, key, table[key], info.features[key]["shape"][0])[following]
+            frames = frames.append_column(f"next.{key}", as_column(values))
+    return frames.replace_schema_metadata(None)

@@ -1,0 +1,292 @@
+"""Minari datasets: read as expert or supplementary data, and written from any dataset.
+
+A source is `minari:ID` (under MINARI_DATASETS_PATH, as Minari itself resolves it) or the path of a dataset's folder.
+Minari's environment specification names code to import; it is read for its id and keyword arguments and never made.
+"""
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from demosift.data.actions import ActionMode, Bounds
+from demosift.data.checks import check_memory, find_hdf5, one_line, open_hdf5
+from demosift.data.formats.hdf5 import action_bounds, stored_actions
+from demosift.data.recording import Recording, assemble, check_recording
+from demosift.files import atomic_folder
+from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+    from gymnasium.envs.registration import EnvSpec
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+PREFIX = "minari:"
+
+_KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
+_ORIGIN = "infos/origin"
+
+
+def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
+    """Folder and id of `minari:ID`, of `minari:PATH` (PATH starts with `/`, `.` or `~`) or of a plain path.
+
+    A folder's id is its name, with a version. Unlike Minari's own function this creates nothing.
+    """
+    text = os.fspath(source)
+    name = text.removeprefix(PREFIX)
+    if not text.startswith(PREFIX) or name.startswith(("/", ".", "~")):
+        folder = Path(name).expanduser()
+        return folder, folder.name if _is_id(folder.name) else f"{folder.name}-v0"
+    if not _is_id(name):
+        raise InputError(f"{text}: not a Minari id, which looks like namespace/name-v0")
+    root = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
+    return Path(root, name), name
+
+
+def is_minari(source: str | os.PathLike[str]) -> bool:
+    return os.fspath(source).startswith(PREFIX) or Path(source, "data", "metadata.json").is_file()
+
+
+def minari_files(source: str | os.PathLike[str]) -> list[Path]:
+    data = locate(source)[0] / "data"
+    if not data.is_dir():
+        raise InputError(f"{os.fspath(source)}: no Minari dataset at {data.parent}")
+    return sorted(path for path in data.rglob("*") if path.is_file())
+
+
+def read_minari(
+    source: str | os.PathLike[str], actions: ActionMode = "check", max_episode_steps: int | None = None
+) -> Dataset:
+    """Reads a local Minari dataset with flat Box observations and Box or Discrete actions."""
+    return assemble(check_recording(record_minari(source)), actions, max_episode_steps)
+
+
+def record_minari(source: str | os.PathLike[str]) -> Recording:
+    name, data = os.fspath(source), locate(source)[0] / "data"
+    if not data.is_dir():
+        raise InputError(f"{name}: no Minari dataset at {data.parent}")
+    metadata = _read_metadata(name, data)
+    bounds, num_actions = _check_spaces(name, metadata)
+    names = tuple(map(str, metadata.get("demosift_origin_names", ())))
+    try:
+        rows = [
+            _rows(name, index, episode, discrete=num_actions is not None, with_origin=bool(names))
+            for index, episode in enumerate(_read_episodes(name, data, metadata))
+            if len(episode["rewards"]) > 0
+        ]
+        columns = {key: np.concatenate([episode[key] for episode in rows]) for key in rows[0]} if rows else {}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name}: episodes differ in shape or type: {one_line(error)}") from error
+    if not columns:
+        raise InputError(f"{name}: observations: the set is empty")
+    code = columns.pop(_ORIGIN, None)
+    environment_id, environment_kwargs = _read_environment(name, metadata)
+    return Recording(
+        source=name,
+        origin=None if code is None else Origin(code, names),
+        environment_id=environment_id,
+        environment_kwargs=environment_kwargs,
+        bounds=bounds,
+        num_actions=num_actions,
+        attributes=metadata.get("demosift_attributes", {}),
+        **columns,
+    )
+
+
+def _read_metadata(name: str, data: Path) -> dict[str, Any]:
+    try:
+        metadata = json.loads((data / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: {data / 'metadata.json'}: cannot read: {one_line(error)}") from error
+    # Without its spaces Minari would make the environment, which runs code that the data name.
+    required = {"observation_space": str, "action_space": str, "total_episodes": int, "data_format": str}
+    optional = {"demosift_attributes": dict, "demosift_origin_names": list}
+    if not isinstance(metadata, dict):
+        raise InputError(f"{name}: {data / 'metadata.json'}: not a JSON object")
+    for key, kind in (required | optional).items():
+        if (key in required and key not in metadata) or not isinstance(metadata.get(key, kind()), kind):
+            raise InputError(f"{name}: {data / 'metadata.json'}: {key}: missing or not a {kind.__name__}")
+    return metadata
+
+
+def _check_spaces(name: str, metadata: dict[str, Any]) -> tuple[Bounds | None, int | None]:
+    """The action bounds or the number of actions, of a dataset whose spaces are flat."""
+    from gymnasium.spaces import Box, Discrete
+    from minari.serialization import deserialize_space
+
+    def space(key: str) -> "Space":
+        try:
+            return deserialize_space(metadata[key])
+        except Exception as error:
+            raise InputError(f"{name}: {key}: not a space that Minari knows: {one_line(error)}") from error
+
+    obs_space, action_space = space("observation_space"), space("action_space")
+    if not isinstance(obs_space, Box) or len(obs_space.shape) != 1:
+        raise InputError(
+            f"{name}: observations: {_short(obs_space)} is not a flat Box; only vectors of numbers are read"
+        )
+    if isinstance(action_space, Discrete) and action_space.start == 0:
+        return None, int(action_space.n)
+    if not isinstance(action_space, Box) or len(action_space.shape) != 1:
+        raise InputError(f"{name}: actions: {_short(action_space)} is neither a flat Box nor a Discrete from 0")
+    if not np.isfinite([action_space.low, action_space.high]).all():
+        return None, None
+    return Bounds(tuple(action_space.low.tolist()), tuple(action_space.high.tolist())), None
+
+
+def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[dict[str, np.ndarray]]:
+    """The stored arrays of each episode; HDF5 directly, so that infos are not read and links not followed."""
+    if metadata["data_format"] == "hdf5":
+        with open_hdf5(data / "main_data.hdf5") as file:
+            num_bytes = 0
+            for index in range(metadata["total_episodes"]):
+                found = {key: find_hdf5(file, f"episode_{index}/{key}") for key in (*_KEYS, _ORIGIN)}
+                present = {key: array for key, array in found.items() if array is not None}
+                for key in _KEYS:
+                    if key not in present:
+                        raise InputError(f"{name}: episode_{index}/{key}: missing in {file.filename}")
+                num_bytes += sum(array.nbytes for array in present.values())
+                check_memory(name, num_bytes)
+                yield {key: np.asarray(array[()]) for key, array in present.items()}
+        return
+    from minari.dataset.minari_storage import MinariStorage
+
+    try:
+        for episode in MinariStorage.read(data).get_episodes(range(metadata["total_episodes"])):
+            arrays = {key: np.asarray(episode[key]) for key in _KEYS}
+            origin = (episode.get("infos") or {}).get("origin")
+            yield arrays if origin is None else {**arrays, _ORIGIN: np.asarray(origin)}
+    except (OSError, LookupError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        raise InputError(f"{name}: damaged Minari data in {data}: {one_line(error)}") from error
+
+
+def _rows(
+    name: str, index: int, episode: dict[str, np.ndarray], discrete: bool, with_origin: bool
+) -> dict[str, np.ndarray]:
+    """An episode of T steps and T + 1 states as T rows."""
+    steps, obs, actions = len(episode["rewards"]), episode["observations"], episode["actions"]
+    lengths = {key: len(episode[key]) - (key == "observations") for key in _KEYS}
+    for key, length in lengths.items():
+        if length != steps:
+            raise InputError(f"{name}: {key}: episode {index} has {len(episode[key])}, for {steps} rewards")
+    timeouts = episode["truncations"].astype(bool)
+    timeouts[-1] = True  # a terminal wins over it; an episode that simply stops ends here as well
+    rows = {
+        "observations": obs[:-1],
+        "actions": actions if discrete else actions.astype(np.float32),
+        "rewards": episode["rewards"],
+        "next_observations": obs[1:],
+        "terminals": episode["terminations"],
+        "timeouts": timeouts,
+    }
+    if with_origin:
+        if _ORIGIN not in episode:
+            raise InputError(f"{name}: {_ORIGIN}: episode {index} has none")
+        rows[_ORIGIN] = episode[_ORIGIN][:steps]
+    return rows
+
+
+def _read_environment(name: str, metadata: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    if metadata.get("env_spec") is None:
+        return None, {}
+    try:
+        spec = json.loads(metadata["env_spec"])
+        return str(spec["id"]), dict(spec.get("kwargs") or {})
+    except (TypeError, ValueError, KeyError) as error:
+        raise InputError(f"{name}: env_spec: cannot read: {one_line(error)}") from error
+
+
+def write_minari(dataset: Dataset, target: str | os.PathLike[str]) -> None:
+    """Writes a new local Minari dataset, whole or not at all; an existing one is refused.
+
+    A Minari episode is a chain of states. Where a row's successor is not the next row's state (rows were filtered out),
+    the chain is cut and a new episode starts, so that every row is kept as it is.
+    """
+    from gymnasium.spaces import Box, Discrete
+    from minari.dataset.minari_storage import MinariStorage
+
+    folder, dataset_id = locate(target)
+    bounds = action_bounds(dataset) or Bounds((-1.0,) * dataset.action_dim, (1.0,) * dataset.action_dim)
+    if dataset.discrete:
+        action_space = Discrete(dataset.action_dim)
+    else:
+        action_space = Box(np.array(bounds.low, np.float32), np.array(bounds.high, np.float32), dtype=np.float32)
+    metadata: dict[str, Any] = {
+        "dataset_id": dataset_id,
+        "minari_version": importlib.metadata.version("minari"),
+        "demosift_attributes": {k: v for k, v in dataset.attributes.items() if k != "action_bounds"},
+    }
+    if dataset.origin is not None:
+        metadata["demosift_origin_names"] = list(dataset.origin.names)
+    # Minari's chunks are at most half empty, and an episode's headers take some 20 kB.
+    ends = _chain_ends(dataset)
+    num_bytes = 2 * sum(array.nbytes for array in dataset.transitions) + 32768 * len(ends)
+    with atomic_folder(folder, num_bytes=num_bytes) as temporary:
+        storage = MinariStorage.new(
+            temporary / "data",
+            observation_space=Box(-np.inf, np.inf, (dataset.obs_dim,), np.float32),
+            action_space=action_space,
+            env_spec=None if dataset.environment is None else _env_spec(dataset.environment),
+        )
+        storage.update_metadata(metadata)
+        storage.update_episodes(_episode_buffers(dataset, ends))
+
+
+def _chain_ends(dataset: Dataset) -> Shaped[np.ndarray, "episodes"]:
+    """One past the last row of each chain of states: where an episode ends, or is interrupted."""
+    obs, _, _, next_obs, terminal = dataset.transitions
+    end = terminal | dataset.timeout
+    end[:-1] |= (next_obs[:-1] != obs[1:]).any(axis=1)
+    end[-1] = True
+    return np.flatnonzero(end) + 1
+
+
+def _episode_buffers(dataset: Dataset, ends: Shaped[np.ndarray, "episodes"]) -> "Iterator[EpisodeBuffer]":
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    obs, _, reward, next_obs, terminal = dataset.transitions
+    actions = stored_actions(dataset)
+    start = 0
+    for stop in ends:
+        rows = slice(start, stop)
+        truncated = np.zeros(stop - start, bool)
+        truncated[-1] = not terminal[stop - 1]
+        origin = None if dataset.origin is None else dataset.origin.code[rows]
+        yield EpisodeBuffer(
+            observations=np.concatenate([obs[rows], next_obs[stop - 1 : stop]]),  # pyright: ignore[reportArgumentType]
+            actions=actions[rows],  # pyright: ignore[reportArgumentType]
+            rewards=reward[rows],  # pyright: ignore[reportArgumentType]
+            terminations=terminal[rows],  # pyright: ignore[reportArgumentType]
+            truncations=truncated,  # pyright: ignore[reportArgumentType]
+            # One entry per state, as Minari's own collector writes infos: the last repeats.
+            infos=None if origin is None else {"origin": np.append(origin, origin[-1:])},
+        )
+        start = stop
+
+
+def _env_spec(environment: EnvironmentSpec) -> "EnvSpec":
+    """Gymnasium's specification of the environment, or the bare id where it is not registered here."""
+    from gymnasium.envs.registration import EnvSpec, registry
+
+    registered = registry.get(environment.id)
+    if registered is None:
+        return EnvSpec(environment.id, kwargs=dict(environment.kwargs))
+    return replace(registered, kwargs={**registered.kwargs, **environment.kwargs})
+
+
+def _is_id(name: str) -> bool:
+    from minari.dataset.minari_dataset import DATASET_ID_RE
+
+    match = DATASET_ID_RE.fullmatch(name)
+    return match is not None and match["version"] is not None
+
+
+def _short(space: "Space") -> str:
+    text = one_line(Exception(space))
+    return text if len(text) <= 60 else f"{text[:57]}..."

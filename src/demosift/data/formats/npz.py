@@ -1,0 +1,172 @@
+"""A folder of NumPy `.npz` files, an episode each: what a script writes with `numpy.savez`.
+
+Files are taken in natural order (`episode_2` before `episode_10`). Their arrays have the native file's names;
+`observations` may hold one row more than `actions`, the state after the last step. An optional `demosift.json` in the
+folder tells what holds for all of them. Object arrays are pickles and refused.
+"""
+
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from demosift.data.checks import check_memory, check_numeric, one_line, recognise
+from demosift.data.formats.hdf5 import stored_actions
+from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
+from demosift.data.recording import Recording, check_recording, followed_rows
+from demosift.data.selection import Run, Selection
+from demosift.files import atomic_folder
+from demosift.types import Dataset, InputError, Origin
+
+PREFIX = "npz:"
+
+_KEYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts", "origin")
+
+
+def locate(place: str) -> Path:
+    return Path(place.removeprefix(PREFIX)).expanduser()
+
+
+def is_npz(place: str) -> bool:
+    return place.startswith(PREFIX) or (Path(place).is_dir() and any(Path(place).glob("*.npz")))
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers inside names by their value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def npz_files(place: str) -> list[Path]:
+    folder = locate(place)
+    files = sorted((path for path in folder.glob("*.npz") if path.is_file()), key=lambda path: natural_key(path.name))
+    if not files:
+        raise InputError(f"{folder}: holds no .npz episodes")
+    return [*files, *(path for path in [folder / SIDECAR] if path.is_file())]
+
+
+def npz_parts(place: str) -> Sequence[partial[Recording]]:
+    files, sidecar = npz_files(place), read_sidecar(locate(place) / SIDECAR)
+    return [partial(_record_episode, path, sidecar) for path in files if path.name != SIDECAR]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every numeric array of one `.npz` file. Never unpickles: an array of objects is refused by name."""
+    try:
+        if not zipfile.is_zipfile(path):
+            with path.open("rb") as file:
+                kind = recognise(path) if file.read(1) else "empty"
+            refusal = " and is never unpickled" if kind == "a pickle" else ""
+            raise InputError(f"{path}: not a whole .npz file: it is {kind}{refusal}")
+        with zipfile.ZipFile(path) as archive:
+            check_memory(str(path), sum(entry.file_size for entry in archive.infolist()))
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: _read_array(path, stored, key) for key in stored.files}
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read: {os.strerror(error.errno) if error.errno else one_line(error)}"
+        ) from error
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+        raise InputError(f"{path}: damaged .npz file: {one_line(error)}") from error
+
+
+def _read_array(path: Path, stored: Any, key: str) -> np.ndarray:
+    try:
+        array = stored[key]
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise InputError(f"{path}: {key}: holds Python objects: a pickle, which is never unpickled") from error
+        raise InputError(f"{path}: {key}: damaged array: {one_line(error)}") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: {key}: is not a NumPy array")
+    return array
+
+
+def _record_episode(path: Path, sidecar: Sidecar) -> Recording:
+    arrays: dict[str, Any] = {key: array for key, array in read_arrays(path).items() if key in _KEYS}
+    for key in ("observations", "actions"):
+        if key not in arrays:
+            raise InputError(f"{path}: {key}: the file has no such key")
+    for key, array in arrays.items():
+        check_numeric(str(path), key, array.dtype)
+        if array.ndim == 0 and key != "terminals":
+            raise InputError(f"{path}: {key}: has shape (), needs a row per step")
+    steps = len(arrays["actions"])
+    if steps == 0:
+        raise InputError(f"{path}: actions: the episode is empty")
+    if len(arrays["observations"]) == steps + 1:
+        if "next_observations" in arrays:
+            raise InputError(f"{path}: next_observations: given, though observations holds the last state too")
+        states = arrays["observations"]
+        arrays["observations"], arrays["next_observations"] = states[:-1], states[1:]
+    terminals = arrays.get("terminals", np.bool_(False))
+    if terminals.ndim == 0:  # of the last step
+        arrays["terminals"] = np.concatenate([np.zeros(steps - 1, terminals.dtype), terminals.reshape(1)])
+    arrays["timeouts"] = np.array(arrays.get("timeouts", np.zeros(steps, bool)))
+    arrays["timeouts"][-1:] = 1  # a file is an episode; a terminal wins over it
+    code = arrays.pop("origin", None)
+    origin = Origin(code, sidecar.origin_names) if code is not None and sidecar.origin_names else None
+    return Recording(source=str(path), origin=origin, **arrays, **sidecar.of_all())
+
+
+def keep_npz(place: str, target: str, selection: Selection) -> None:
+    """The kept episodes, files as they are; where single steps go, a file per stretch of kept ones.
+
+    Every array with an entry per step, or per state, is cut; `next_observations` is written where the last state of a
+    stretch would be lost.
+    """
+    parts, sidecar = npz_parts(place), locate(place) / SIDECAR
+    followed = [bool(followed_rows(check_recording(read())).any()) for read in parts]
+    paths = [path for path, known in zip(npz_files(place), followed, strict=False) if known]
+    with atomic_folder(locate(target), num_bytes=sum(path.stat().st_size for path in paths)) as folder:
+        for run in selection.runs():
+            path = paths[run.episode]
+            if selection.whole:
+                shutil.copyfile(path, folder / path.name)
+            else:
+                name = f"{path.stem}_{run.start}.npz"
+                np.savez(folder / name, allow_pickle=False, **_cut(read_arrays(path), run))
+        if sidecar.is_file():
+            shutil.copyfile(sidecar, folder / SIDECAR)
+
+
+def _cut(arrays: dict[str, np.ndarray], run: Run) -> dict[str, Any]:
+    steps, states = len(arrays["actions"]), arrays["observations"]
+    terminals = arrays.get("terminals")
+    if terminals is not None and terminals.ndim == 0:
+        arrays["terminals"] = np.append(np.zeros(steps - 1, bool), terminals.astype(bool))
+    if len(states) == steps and "next_observations" not in arrays:
+        arrays["next_observations"] = np.concatenate([states[1:], states[-1:]])
+
+    def cut(array: np.ndarray) -> np.ndarray:
+        extra = (len(array) if array.ndim else -1) - steps
+        return array[run.start : run.stop + extra] if extra in (0, 1) else array
+
+    return {key: cut(array) for key, array in arrays.items()}
+
+
+def write_npz(dataset: Dataset, target: str) -> None:
+    """Writes a new folder, whole or not at all; one that holds something is refused."""
+    transitions, actions = dataset.transitions, stored_actions(dataset)
+    digits = max(5, len(str(dataset.num_episodes - 1)))
+    num_bytes = sum(array.nbytes for array in transitions) + 2048 * dataset.num_episodes
+    with atomic_folder(locate(target), num_bytes=num_bytes) as folder:
+        for index, (start, end) in enumerate(zip(dataset.episode_starts, dataset.episode_ends, strict=True)):
+            rows = slice(start, end)
+            arrays = {
+                "observations": transitions.obs[rows],
+                "actions": actions[rows],
+                "rewards": transitions.reward[rows],
+                "next_observations": transitions.next_obs[rows],
+                "terminals": transitions.terminal[rows],
+                "timeouts": dataset.timeout[rows],
+            }
+            if dataset.origin is not None:
+                arrays["origin"] = dataset.origin.code[rows]
+            np.savez(folder / f"episode_{index:0{digits}d}.npz", allow_pickle=False, **arrays)
+        write_sidecar(folder / SIDECAR, dataset)

@@ -1,0 +1,204 @@
+"""Files: writes that are whole or absent, JSON in one form, digests, and what a result says of where it was made.
+
+Everything is written beside its destination under a temporary name, flushed to the disk, and renamed: a reader, a crash
+or Ctrl-C sees the old content or the new, never half of it.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from demosift.types import InputError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[Path]:
+    """Yields a temporary path in the folder of `path`; what is written there becomes `path` when the block succeeds.
+
+    With `num_bytes`, a disk that cannot hold that much is reported before the block runs, for writers that do not
+    survive a full disk: HDF5 crashes the process.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, cannot write a file there")
+    temporary = _beside(path)
+    with system_errors_named(path, FULL + _FORBIDDEN):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
+    try:
+        with system_errors_named(path, FULL):
+            _check_space(temporary, num_bytes)
+            yield temporary
+            temporary.chmod(mode)  # safetensors leaves its files private
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str], replace: bool = False, num_bytes: int = 0) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; with its whole content it becomes `path` when the block succeeds.
+
+    A folder that already holds something is refused before any work is done. With `replace` it is moved aside once the
+    new one is complete, then removed: for an instant `path` is absent, but old and new content never mix. `num_bytes`
+    is as for `atomic_write`.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, cannot write a folder there")
+    if not replace and path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{path}: the folder is not empty; choose another or remove it")
+    temporary, old = _beside(path), _beside(path)
+    with system_errors_named(path, FULL + _FORBIDDEN):
+        temporary.mkdir(parents=True)
+    try:
+        with system_errors_named(path, FULL):
+            _check_space(temporary / "space", num_bytes)
+            (temporary / "space").unlink(missing_ok=True)
+            yield temporary
+            for folder, _, files in os.walk(temporary):
+                for name in files:
+                    _sync(Path(folder, name))
+                _sync(Path(folder))
+            if path.is_dir():
+                os.rename(path, old)
+            os.rename(temporary, path)
+            _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if old.is_dir() and not path.exists():
+            os.rename(old, path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Sorted keys and a final newline, so that equal content means equal bytes. NaN is refused: JSON has none."""
+    text = json.dumps(content, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def system_errors_named(path: Path, codes: tuple[int, ...] = FULL) -> Iterator[None]:
+    """Turns system errors that a user can cause, such as a full disk, into one line that names the destination."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        # h5py and safetensors report failed writes without errno, with the system's words inside their message.
+        number = getattr(error, "errno", None)
+        number = number or next((code for code in codes if os.strerror(code) in str(error)), None)
+        if number not in codes:
+            raise
+        raise InputError(f"{path}: cannot write: {os.strerror(number)}") from error
+
+
+def _beside(path: Path) -> Path:
+    """A fresh hidden name in the same folder; the suffix stays because some writers choose their format by it."""
+    return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a file is what a killed process left of an atomic write."""
+    return path.name.startswith(".") and ".partial" in path.name
+
+
+def _check_space(path: Path, num_bytes: int) -> None:
+    """Claims the bytes and gives them back: unlike a look at the free space, this minds quotas and size limits."""
+    if num_bytes > 0 and hasattr(os, "posix_fallocate"):
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            file.truncate(0)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    return json.dumps({key: plain(value) for key, value in row.items()}, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """NumPy to plain Python; what is not finite becomes null, since JSON has no NaN."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """A fingerprint of named arrays: names, types, shapes and bytes."""
+    sha = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        sha.update(f"{name} {array.dtype} {array.shape} ".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and hardware: what a reader of the result needs to make it again."""
+    packages = ("demosift", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujoco")
+    return {
+        "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in packages}},
+        "commit": source_commit(),
+        "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), "system": platform.system()},
+    }
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return None
+
+
+def source_commit() -> str | None:
+    """The commit of the source tree this package runs from; None where it was installed from a wheel.
+
+    DEMOSIFT_COMMIT names it where the source is a copy without its repository.
+    """
+    told = os.environ.get("DEMOSIFT_COMMIT") or None
+    here = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+        )
+        tracked = subprocess.run(
+            ["git", "-C", str(here), "ls-files", "--error-unmatch", "files.py"],
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return told
+    return answer.stdout.strip() if answer.returncode == 0 and tracked.returncode == 0 else told

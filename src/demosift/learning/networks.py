@@ -1,0 +1,240 @@
+"""The networks: plain pytrees of arrays and the functions that apply them.
+
+A perceptron is a tuple of layers with ReLU between them. A policy is a perceptron inside a named tuple whose type says
+how its outputs are read: `TanhGaussian` for continuous actions, `Categorical` for discrete ones. Discriminators and
+critics are perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from demosift.types import is_one_hot
+
+FLOAT32_EPSILON = 2.0**-23
+LOG_STD_RANGE = (-5.0, 2.0)
+
+Initialiser = Callable[[PRNGKeyArray, tuple[int, int]], Float[Array, "inputs outputs"]]
+
+
+class Layer(NamedTuple):
+    kernel: Float[Array, "inputs outputs"]
+    bias: Float[Array, "outputs"] | None
+
+
+Perceptron = tuple[Layer, ...]
+
+glorot_uniform: Initialiser = jax.nn.initializers.glorot_uniform()
+he_normal: Initialiser = jax.nn.initializers.he_normal()  # a truncated normal, as in Keras
+
+
+def fan_in_uniform(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "inputs outputs"]:
+    """U(-b, b) with b = 1/sqrt(inputs): what PyTorch's Linear starts from."""
+    bound = 1.0 / math.sqrt(shape[0])
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def init_perceptron(
+    key: PRNGKeyArray, sizes: Sequence[int], kernels: Sequence[Initialiser], *, last_bias: bool = True
+) -> Perceptron:
+    """Layers of the given sizes, each kernel from its own initialiser.
+
+    Biases start at zero, except beside a `fan_in_uniform` kernel, where they are drawn like the kernel (as PyTorch
+    does).
+    """
+    layers = []
+    for index, (inputs, outputs, kernel) in enumerate(zip(sizes[:-1], sizes[1:], kernels, strict=True)):
+        kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, index))
+        bias = jnp.zeros(outputs)
+        if kernel is fan_in_uniform:
+            bias = fan_in_uniform(bias_key, (inputs, outputs))[0]
+        if index == len(sizes) - 2 and not last_bias:
+            bias = None
+        layers.append(Layer(kernel(kernel_key, (inputs, outputs)), bias))
+    return tuple(layers)
+
+
+def in_bf16() -> bool:
+    """Whether `apply` and `value_and_slope` keep hidden activations in bf16: where JAX is told to multiply in it.
+
+    Training many networks on a GPU is bound by reading and writing activations; to round the products alone gains
+    nothing. Parameters, outputs, losses and the optimiser stay in float32.
+    """
+    return jax.config.jax_default_matmul_precision == "bfloat16"  # type: ignore[attr-defined]
+
+
+def kernels_for(network: Perceptron, x: Float[Array, "*rows inputs"]) -> ModuleType | None:
+    """`demosift.learning.kernels` where its kernels take this network and these rows, else None."""
+    if not in_bf16() or jax.default_backend() != "gpu" or x.ndim != 2:
+        return None
+    from demosift.learning import kernels as fused  # only here: Pallas takes a while to import
+
+    return fused if fused.takes(network, x.shape[0]) else None
+
+
+def affine(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+    """x @ kernel + bias: multiplied in the type of x, given back in the layer's."""
+    product = jnp.matmul(x, layer.kernel.astype(x.dtype), preferred_element_type=layer.kernel.dtype)
+    return product if layer.bias is None else product + layer.bias[(None,) * (product.ndim - 1)]
+
+
+def hidden_layer(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+    """ReLU of an affine layer, all of it in the type of x."""
+    return jax.nn.relu(affine(jax.tree.map(lambda array: array.astype(x.dtype), layer), x))
+
+
+def apply(network: Perceptron, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
+    if (kernels := kernels_for(network, x)) is not None:
+        return kernels.apply(network, x)
+    x = x.astype(jnp.bfloat16) if in_bf16() else x
+    for layer in network[:-1]:
+        x = hidden_layer(layer, x)
+    return affine(network[-1], x)
+
+
+class TanhGaussian(NamedTuple):
+    """A diagonal Gaussian squashed by tanh. The last layer gives the means, then the log standard deviations."""
+
+    layers: Perceptron
+
+    def moments(self, obs: Float[Array, "rows obs"], mean_limit: float) -> tuple[Array, Array]:
+        """Mean and log standard deviation before squashing. The clips are hard: no gradient flows outside them."""
+        mean, log_std = jnp.split(apply(self.layers, obs), 2, axis=-1)
+        return jnp.clip(mean, -mean_limit, mean_limit), jnp.clip(log_std, *LOG_STD_RANGE)
+
+    def log_prob(
+        self, obs: Float[Array, "rows obs"], action: Float[Array, "rows action"], mean_limit: float = 7.0
+    ) -> Float[Array, "rows action"]:
+        """log pi(a|s), one number per action dimension.
+
+        The action is clipped before atanh; the log-determinant uses it unclipped. It depends on no parameter, so it
+        only shifts the loss.
+        """
+        mean, log_std = self.moments(obs, mean_limit)
+        inside = jnp.clip(action, -1.0 + FLOAT32_EPSILON, 1.0 - FLOAT32_EPSILON)
+        return gaussian_log_prob(jnp.arctanh(inside), mean, log_std) - jnp.log(1.0 - action**2 + FLOAT32_EPSILON)
+
+
+class Categorical(NamedTuple):
+    """A distribution over one-hot actions. The last layer gives the logits."""
+
+    layers: Perceptron
+
+    def log_prob(
+        self, obs: Float[Array, "rows obs"], action: Shaped[Array, "rows action"], mean_limit: float = 7.0
+    ) -> Float[Array, "rows 1"]:
+        del mean_limit  # a Gaussian's matter; taken so that both policies are called alike
+        log_probs = jax.nn.log_softmax(apply(self.layers, obs))
+        return jnp.sum(action * log_probs, axis=-1, keepdims=True)
+
+
+Policy = TanhGaussian | Categorical
+
+
+def gaussian_log_prob(x: Array, mean: Array, log_std: Array) -> Array:
+    return -0.5 * ((x - mean) * jnp.exp(-log_std)) ** 2 - log_std - 0.5 * math.log(2.0 * math.pi)
+
+
+def init_policy(
+    key: PRNGKeyArray,
+    obs: Float[Array, "*rows obs"],
+    action: Shaped[Array, "*rows action"],
+    hidden: tuple[int, ...],
+    kernel: Initialiser,
+) -> Policy:
+    """The policy that fits these observations and actions. The Gaussian's two heads are initialised as two layers."""
+    body_key, head_key = jax.random.split(key)
+    action_dim = action.shape[-1]
+    sizes = (obs.shape[-1], *hidden, action_dim)
+    layers = init_perceptron(body_key, sizes, [kernel] * (len(hidden) + 1))
+    if is_one_hot(action):
+        return Categorical(layers)
+    (log_std,) = init_perceptron(head_key, (sizes[-2], action_dim), [kernel])
+    heads = jax.tree.map(lambda mean, spread: jnp.concatenate([mean, spread], axis=-1), layers[-1], log_std)
+    return TanhGaussian((*layers[:-1], heads))
+
+
+def init_scalar_network(
+    key: PRNGKeyArray, inputs: int, hidden: tuple[int, ...], last: Initialiser, last_bias: bool
+) -> Perceptron:
+    kernels = [he_normal] * len(hidden) + [last]
+    return init_perceptron(key, (inputs, *hidden, 1), kernels, last_bias=last_bias)
+
+
+def state_action(obs: Float[Array, "*rows obs"], action: Shaped[Array, "*rows action"]) -> Float[Array, "*rows inputs"]:
+    """What a discriminator sees: the normalised state beside the raw (or one-hot) action."""
+    return jnp.concatenate([obs, action.astype(obs.dtype)], axis=-1)
+
+
+def scalar(network: Perceptron, x: Float[Array, "rows inputs"]) -> Float[Array, "rows"]:
+    return apply(network, x)[..., 0]
+
+
+def value_and_slope(
+    network: Perceptron, x: Float[Array, "rows inputs"]
+) -> tuple[Float[Array, "rows"], Float[Array, "rows inputs"]]:
+    """z(x) and its slope dz/dx, for a one-output ReLU network z.
+
+    Gradient penalties differentiate the slope once more. A ReLU network is piecewise linear, which makes that cheap:
+    with h_l the activations, m_l = [h_l > 0] and v_l = dz/d(pre-activation of layer l), the backward pass of both the
+    values and the slope needs only
+
+        dL/dW_l = (zbar * h_{l-1} + u_{l-1})^T v_l,     u_0 = gbar,     u_l = m_l * (u_{l-1} W_l),
+
+    where zbar and gbar are the cotangents of z and of the slope, and u is the tangent of the activations along gbar. So
+    one matrix product per layer serves both gradients, and v, needed for the slope, is not computed twice.
+    Differentiating blindly would cost six products of the hidden size where this takes four.
+    """
+    if (kernels := kernels_for(network, x)) is not None:
+        return kernels.value_and_slope(network, x)
+    return _value_and_slope(network, x)
+
+
+@jax.custom_vjp
+def _value_and_slope(network: Perceptron, x: Array) -> tuple[Array, Array]:
+    return _value_and_slope_forward(network, x)[0]
+
+
+def _value_and_slope_forward(network: Perceptron, x: Array):
+    activations = [x.astype(jnp.bfloat16) if in_bf16() else x]
+    dtype = activations[0].dtype
+    for layer in network[:-1]:
+        activations.append(hidden_layer(layer, activations[-1]))
+    value = affine(network[-1], activations[-1])[:, 0]
+    # From the last hidden layer, whose v is the output kernel, masked, down to the first.
+    slope = jnp.broadcast_to(network[-1].kernel[:, 0].astype(dtype), activations[-1].shape)
+    sensitivities = []
+    for layer, activation in zip(reversed(network[:-1]), reversed(activations[1:]), strict=True):
+        sensitivities.insert(0, jnp.where(activation > 0, slope, jnp.zeros_like(slope)))
+        kept_in = dtype if len(sensitivities) < len(network) - 1 else x.dtype
+        slope = jnp.matmul(sensitivities[0], layer.kernel.T.astype(dtype), preferred_element_type=kept_in)
+    slope = slope.astype(x.dtype)  # of a network without hidden layers
+    return (value, slope), (network, activations, sensitivities, slope)
+
+
+def _value_and_slope_backward(residuals, cotangents):
+    network, activations, sensitivities, slope = residuals
+    value_bar, slope_bar = cotangents
+    dtype = activations[0].dtype
+    z_bar, tangent = value_bar[:, None].astype(dtype), slope_bar.astype(dtype)
+    product = functools.partial(jnp.matmul, preferred_element_type=value_bar.dtype)
+    gradient = []
+    for layer, activation, next_activation, sensitivity in zip(
+        network[:-1], activations[:-1], activations[1:], sensitivities, strict=True
+    ):
+        kernel = product((z_bar * activation + tangent).T, sensitivity)
+        gradient.append(Layer(kernel, product(z_bar[:, 0], sensitivity)))
+        tangent = jnp.where(next_activation > 0, tangent @ layer.kernel.astype(dtype), jnp.zeros((), dtype))
+    last_kernel = product(z_bar[:, 0], activations[-1]) + jnp.sum(tangent, axis=0, dtype=value_bar.dtype)
+    last_bias = None if network[-1].bias is None else jnp.sum(value_bar)[None]
+    gradient.append(Layer(last_kernel[:, None], last_bias))
+    return tuple(gradient), value_bar[:, None] * slope
+
+
+_value_and_slope.defvjp(_value_and_slope_forward, _value_and_slope_backward)

@@ -1,0 +1,114 @@
+"""Which of many policies becomes the expert, and which the medium one.
+
+The best late evaluations name finalists, which meet again on fresh episodes; what is reported of the winners comes from
+episodes that chose nothing. So there are three disjoint sets of reset seeds, and training's own are below them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from demosift.policy import Layer, Policy
+from demosift.sac.training import MAX_TRAINING_SEED
+from demosift.simulation.simulate import Episode, Rollouts
+
+EVALUATION_SEED, CHOOSING_SEED, REPORTING_SEED = MAX_TRAINING_SEED, 2_000_000_000, 3_000_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When things happen, in environment steps of one agent, and how expert and medium are chosen."""
+
+    random_steps: int = 5_000  # uniform actions and no updates before
+    evaluate_every: int = 10_000
+    evaluation_episodes: int = 10
+    annealed_share: float = 0.3  # over this last part of training the learning rate falls to zero
+    candidate_share: float = 1 / 3  # evaluations in this last part of training name candidates for the expert
+    num_finalists: int = 12  # candidates that are evaluated again
+    choosing_episodes: int = 50  # for each finalist
+    reporting_episodes: int = 20  # for the expert and the medium policy, once they are chosen
+    checkpoint_seconds: float = 30.0
+
+
+def statistics(episodes: Sequence[Episode]) -> Row:
+    returns = np.array([episode.return_ for episode in episodes])
+    lengths = np.array([episode.length for episode in episodes])
+    return {
+        "episodes": len(episodes),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std()),
+        "return_min": float(returns.min()),
+        "length_mean": float(lengths.mean()),
+        "length_min": int(lengths.min()),
+    }
+
+
+def worth(row: Row) -> float:
+    """Mean less spread: an expert that sometimes falls is a poor one to imitate. An agent that diverged comes last."""
+    worth = row["return_mean"] - row["return_std"]
+    return worth if np.isfinite(worth) else -np.inf
+
+
+class Chosen(NamedTuple):
+    policy: Policy
+    report: Row
+
+
+class Choice(NamedTuple):
+    setting: int
+    seed: int
+    expert: Chosen
+    medium: Chosen
+
+
+def choose(
+    curve: Sequence[Row], steps: int, schedule: Schedule, load: Callable[[Row], Policy], rollouts: Rollouts
+) -> Choice:
+    """The expert, from the best late evaluations of all agents, and the medium policy, from earlier ones of its agent.
+
+    An evaluation on the way has few episodes, so finalists for either meet again on many.
+    """
+
+    def meet(rows: Sequence[Row], first_seed: int, num_episodes: int = schedule.choosing_episodes) -> list[Row]:
+        policy = stack([load(row) for row in rows])
+        assert policy.environment is not None
+        jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(num_episodes)]
+        episodes = rollouts.run(policy, policy.environment, jobs)
+        return [statistics([e for e in episodes if e.member == member]) for member in range(len(rows))]
+
+    late = [row for row in curve if row["step"] >= (1 - schedule.candidate_share) * steps]
+    finalists = sorted(late, key=worth, reverse=True)[: schedule.num_finalists]
+    scores = meet(finalists, CHOOSING_SEED)
+    best = max(range(len(finalists)), key=lambda index: worth(scores[index]))
+    expert = finalists[best]
+    third = scores[best]["return_mean"] / 3
+    agent = (expert["setting"], expert["seed"])
+    earlier = [r for r in curve if (r["setting"], r["seed"]) == agent and r["step"] < expert["step"]] or [expert]
+    near = sorted(earlier, key=lambda row: abs(row["return_mean"] - third))[: schedule.num_finalists]
+    returns = [score["return_mean"] for score in meet(near, CHOOSING_SEED)]
+    medium = near[int(np.argmin(np.abs(np.array(returns) - third)))]
+    reports = meet([expert, medium], REPORTING_SEED, schedule.reporting_episodes)
+
+    def named(row: Row) -> Row:
+        return {key: row[key] for key in ("step", "setting", "seed")}
+
+    def chosen(row: Row, report: Row, **more: Any) -> Chosen:
+        return Chosen(load(row), {**named(row), "training": row, **more, "reported": report})
+
+    finals = [{**named(row), **score} for row, score in zip(finalists, scores, strict=True)]
+    return Choice(*agent, chosen(expert, reports[0], finalists=finals), chosen(medium, reports[1]))
+
+
+def stack(policies: Sequence[Policy]) -> Policy:
+    """One policy whose members are the given ones."""
+    layers = tuple(
+        Layer(*(np.concatenate(parts) for parts in zip(*layer, strict=True)))
+        for layer in zip(*(policy.layers for policy in policies), strict=True)
+    )
+    shift, scale = (np.concatenate([getattr(policy, name) for policy in policies]) for name in ("shift", "scale"))
+    return dataclasses.replace(policies[0], layers=layers, shift=shift, scale=scale)

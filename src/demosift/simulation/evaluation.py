@@ -1,0 +1,222 @@
+"""Evaluation: deterministic episodes of all members together, raw returns and normalised scores.
+
+Every member meets the same initial states (their seeds depend on the seed, the iteration and the episode's index, not
+on the member), so that differences between members are differences between policies.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from demosift.policy import Policy, RandomPolicy
+from demosift.simulation import environments
+from demosift.simulation.shipped import SHIPPED, shipped_policy
+from demosift.simulation.simulate import Episode, Job, Progress, Rollouts, available_cores, check_fit, episode_seeds
+from demosift.types import EnvironmentSpec, InputError
+
+
+class HasPolicy(Protocol):
+    """A run, for instance."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Returns of every member and episode. `print` it for a table, `to_json` for everything."""
+
+    environment: EnvironmentSpec
+    returns: Float[np.ndarray, "members episodes"]
+    lengths: Int[np.ndarray, "members episodes"]
+
+    @classmethod
+    def of(cls, environment: EnvironmentSpec, episodes: Sequence[Episode]) -> Self:
+        """From the episodes of `evaluation_jobs`, in their order."""
+        num_members = episodes[-1].member + 1
+        returns = np.array([episode.return_ for episode in episodes]).reshape(num_members, -1)
+        lengths = np.array([episode.length for episode in episodes]).reshape(num_members, -1)
+        return cls(environment, returns, lengths)
+
+    @property
+    def member_returns(self) -> Float[np.ndarray, "members"]:
+        return self.returns.mean(axis=1)
+
+    @property
+    def scores(self) -> Float[np.ndarray, "members episodes"] | None:
+        """Normalised: 0 is random, 1 the expert; None where these are not known for the environment."""
+        return environments.normalised_score(self.environment, self.returns)
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float | None:
+        """Over members, of their mean returns: training's spread, not the episodes'. None of a single member."""
+        return _spread(self.member_returns)
+
+    def to_json(self) -> dict[str, Any]:
+        scores = self.scores
+        return {
+            "environment": {"id": self.environment.id, "kwargs": dict(self.environment.kwargs)},
+            "num_members": len(self.returns),
+            "episodes": self.returns.shape[1],
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "mean": self.mean,
+            "std": self.std,
+            "scores": None if scores is None else scores.tolist(),
+            "score_mean": None if scores is None else float(scores.mean()),
+            "score_std": None if scores is None else _spread(scores.mean(axis=1)),
+        }
+
+    def __str__(self) -> str:
+        scores = self.scores
+        lines = [f"{self.environment.id}, {self.returns.shape[1]} episodes per member"]
+        lines.append(
+            f"{'member':>6} {'return':>10} {'std':>8} {'length':>8}" + ("" if scores is None else f" {'score':>8}")
+        )
+        for member, (returns, lengths) in enumerate(zip(self.returns, self.lengths, strict=True)):
+            score = "" if scores is None else f" {scores[member].mean():>8.1%}"
+            lines.append(f"{member:>6} {returns.mean():>10.1f} {returns.std():>8.1f} {lengths.mean():>8.1f}{score}")
+        score = "" if scores is None else f" {scores.mean():>8.1%}"
+        std = "" if self.std is None else f"{self.std:.1f}"
+        lines.append(f"{'all':>6} {self.mean:>10.1f} {std:>8} {self.lengths.mean():>8.1f}{score}")
+        return "\n".join(lines)
+
+
+def evaluate(
+    source: Policy | RandomPolicy | HasPolicy | str | os.PathLike[str],
+    env: EnvironmentSpec | str | None = None,
+    episodes: int = 10,
+    seed: int = 0,
+    num_workers: int | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Deterministic episodes of all members of a policy, a run, or the path of either.
+
+    The environment defaults to the one stored with the policy. `Evaluator` evaluates while training goes on.
+    """
+    if episodes < 1:
+        raise InputError(f"{episodes} episodes: an evaluation needs at least one")
+    policy, spec = policy_and_environment(source, env)
+    jobs = evaluation_jobs(policy.num_members, episodes, seed)
+    with Rollouts(min(num_workers or available_cores(), len(jobs))) as pool:
+        return Evaluation.of(spec, pool.run(policy, spec, jobs, progress=progress))
+
+
+class Evaluator:
+    """Evaluates every so many iterations while training goes on, with processes that stay between evaluations.
+
+    Episode seeds come from (seed, iteration): a run that was killed and resumed measures what it would have measured.
+    """
+
+    def __init__(
+        self,
+        env: EnvironmentSpec | str,
+        every: int = 10_000,
+        episodes: int = 10,
+        seed: int = 0,
+        num_workers: int | None = None,
+    ):
+        if every < 1 or episodes < 1:
+            raise InputError(f"evaluation: every ({every}) and episodes ({episodes}) must be at least 1")
+        self.environment = environments.resolve(env) if isinstance(env, str) else env
+        self.every, self.episodes, self.seed = every, episodes, seed
+        self._pool = Rollouts(num_workers)
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the evaluation."""
+        environment = {"id": self.environment.id, "kwargs": dict(self.environment.kwargs)}
+        return {"environment": environment, "every": self.every, "episodes": self.episodes, "seed": self.seed}
+
+    def submit(self, policy: Policy, iteration: int) -> Callable[[], list[dict[str, Any]]]:
+        """Start evaluating; the result, when called, waits for a row per member."""
+        jobs = evaluation_jobs(policy.num_members, self.episodes, self.seed, iteration)
+        episodes = self._pool.submit(policy, self.environment, jobs)
+
+        def rows() -> list[dict[str, Any]]:
+            evaluation = Evaluation.of(self.environment, episodes.result())
+            scores = evaluation.scores
+            return [
+                {
+                    "iteration": iteration,
+                    "member": member,
+                    "returns": evaluation.returns[member].tolist(),
+                    "lengths": evaluation.lengths[member].tolist(),
+                    "score": None if scores is None else float(scores[member].mean()),
+                }
+                for member in range(policy.num_members)
+            ]
+
+        return rows
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def evaluation_jobs(num_members: int, episodes: int, seed: int, iteration: int = 0) -> list[Job]:
+    """Member by member; the same seeds for each."""
+    seeds = episode_seeds(episodes, "evaluate", seed, iteration)
+    return [Job(member, episode_seed) for member in range(num_members) for episode_seed in seeds]
+
+
+def policy_and_environment(
+    source: Policy | RandomPolicy | HasPolicy | str | os.PathLike[str], env: EnvironmentSpec | str | None = None
+) -> tuple[Policy | RandomPolicy, EnvironmentSpec]:
+    """What acts, and where: `env`, or else the environment stored with the policy."""
+    spec = environments.resolve(env) if isinstance(env, str) else env
+    if isinstance(source, str | os.PathLike):
+        policy = load_policy(source, spec)
+    else:
+        policy = source if isinstance(source, Policy | RandomPolicy) else source.policy
+    kept = policy.environment
+    if spec is None:
+        if kept is None:
+            raise InputError("the policy does not say which environment it is for: name one")
+        spec = environments.stored(kept) if isinstance(policy, Policy) else kept
+    elif kept is not None and (kept.id, kept.kwargs) == (spec.id, spec.kwargs):
+        spec = kept  # with the bounds its actions were scaled by, which a dataset may have stated narrower
+    check_fit(policy, spec)
+    return policy, spec
+
+
+def load_policy(
+    text: str | os.PathLike[str], env: EnvironmentSpec | str | None = None, member: int | None = None
+) -> Policy | RandomPolicy:
+    """A policy by its name on the command line: a run folder, a `.safetensors` file, or `expert`, `medium`, `random`.
+
+    The three names need an environment. A folder that happens to be called `expert` is meant by `./expert`.
+    """
+    name = os.fspath(text)
+    if name in (*SHIPPED, "random"):
+        if env is None:
+            raise InputError(f"the policy {name!r} needs an environment, such as hopper")
+        spec = environments.resolve(env) if isinstance(env, str) else env
+        policy = RandomPolicy(spec) if name == "random" else shipped_policy(environments.short_name(spec), name)
+    else:
+        path = Path(name)
+        if not path.exists():
+            raise InputError(f"{name}: no such run folder or policy file, and not one of expert, medium, random")
+        policy = Policy.load(path / "policy.safetensors" if path.is_dir() else path)
+    if member is None:
+        return policy
+    if isinstance(policy, RandomPolicy):
+        raise InputError("the random policy has no members to choose from")
+    return policy.member(member)
+
+
+def _spread(member_means: Float[np.ndarray, "members"]) -> float | None:
+    return float(member_means.std(ddof=1)) if len(member_means) > 1 else None

@@ -1,0 +1,230 @@
+"""Tasks: recipes that mix recorded trajectories into an expert and a supplementary set, with the origin of every row.
+
+A recipe is a function of its sources and a generator. It says what the expert set is and what the supplementary set is
+made of; everything else (recording, reading, origins, attributes) is common. A task is named `ENV/RECIPE`.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from demosift.data import read_dataset, write_dataset
+from demosift.files import atomic_folder
+from demosift.policy import Policy, RandomPolicy
+from demosift.simulation import environments
+from demosift.simulation.shipped import shipped_policy
+from demosift.simulation.simulate import Job, episode_seeds, rollout
+from demosift.tasks.record import as_dataset
+from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Origin, Transitions
+
+# One list for all recipes, so that a code means the same in every file. `clean` is the expert's own, inside the pile.
+ORIGINS = ("expert", "clean", "noisy", "medium", "random", "replay")
+
+REPLAY_ROWS = 1_000_000
+
+
+class Part(NamedTuple):
+    """Some rows with a common origin; `drawn` are the indices of their trajectories in the pool they come from."""
+
+    origin: str
+    dataset: Dataset
+    drawn: tuple[int, ...] | None = None
+
+
+class Mixture(NamedTuple):
+    expert: Part
+    supplementary: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a recipe's trajectories come from. Recordings depend on the policy and the environment, not on the seed."""
+
+    env: str
+    pool: int = 20
+    replay_folder: Path | None = None
+    disjoint: bool = False
+    recorded: Dataset | None = None  # the expert's pool, where it was kept: another machine's may differ in a bit
+
+    @cached_property
+    def expert_pool(self) -> Dataset:
+        return self.recorded or _shipped_pool(self.env, "expert", self.pool)
+
+    @cached_property
+    def medium_pool(self) -> Dataset:
+        return _shipped_pool(self.env, "medium", self.pool)
+
+    def draw(self, pool: Dataset, rng: np.random.Generator, counts: Mapping[str, int]) -> tuple[Part, ...]:
+        """Trajectories for each origin, in the given order: independent draws, which may overlap, unless `disjoint`."""
+        needed = sum(counts.values()) if self.disjoint else max(counts.values())
+        if pool.num_episodes < needed:
+            raise InputError(
+                f"{self.env}: the recipe needs {needed} trajectories, but the pool has {pool.num_episodes}"
+            )
+        if self.disjoint:
+            chosen = np.split(rng.permutation(pool.num_episodes)[:needed], np.cumsum(list(counts.values()))[:-1])
+        else:
+            chosen = [rng.permutation(pool.num_episodes)[:count] for count in counts.values()]
+        pairs = zip(counts, chosen, strict=True)
+        return tuple(Part(origin, _episodes(pool, drawn), tuple(drawn.tolist())) for origin, drawn in pairs)
+
+    def random_rows(self, num_rows: int) -> Dataset:
+        """Episodes of the random policy, as many as it takes to have that many rows."""
+        spec = environments.resolve(self.env)
+        parts: list[Dataset] = []
+        num_episodes = 0
+        while sum(map(len, parts)) < num_rows:
+            parts.append(_record_pool(RandomPolicy(spec), spec, self.env, range(num_episodes, num_episodes + 100)))
+            num_episodes += 100
+        whole = _concatenate(parts)
+        return whole.take(slice(whole.episode_ends[np.searchsorted(whole.episode_ends, num_rows)]))
+
+    @cached_property
+    def replay(self) -> tuple[Dataset, Dataset]:
+        """The pool of the collecting agent's own expert, and its replay, of a folder that `demosift collect` wrote."""
+        command = f"demosift collect {self.env} --out {self.replay_folder or 'DIR'}"
+        if self.replay_folder is None:
+            raise InputError(f"{self.env}/full-replay needs a replay folder (--replay DIR); make one with: {command}")
+        for name in ("expert.safetensors", "replay.hdf5"):
+            if not (self.replay_folder / name).is_file():
+                raise InputError(f"{self.replay_folder / name}: no such file; make it with: {command}")
+        policy = Policy.load(self.replay_folder / "expert.safetensors")
+        replay = read_dataset(self.replay_folder / "replay.hdf5")
+        spec = environments.resolve(self.env)
+        for path, found in (("expert.safetensors", policy.environment), ("replay.hdf5", replay.environment)):
+            if found is not None and environments.short_name(found) != self.env:
+                raise InputError(f"{self.replay_folder / path}: made for {found.id}, but the task is in {spec.id}")
+        longest = int(np.max(replay.episode_ends - replay.episode_starts))
+        if longest > environments.max_episode_steps(spec):
+            raise InputError(
+                f"{replay.source}: has {longest} rows without an episode's end; {spec.id} ends before that"
+            )
+        return self.recorded or _record_pool(policy, spec, self.env, range(self.pool)), replay
+
+
+Recipe = Callable[[Sources, np.random.Generator], Mixture]
+
+
+def noisy_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
+    """The paper's: 1 expert, 10 clean and 5 noisy trajectories, drawn in the order of its code.
+
+    The draws may overlap, which puts noise on the very states of the expert; in the disjoint variant they do not.
+    """
+    noisy, clean, expert = sources.draw(sources.expert_pool, rng, {"noisy": 5, "clean": 10, "expert": 1})
+    return Mixture(expert, (noisy._replace(dataset=_redraw_actions(noisy.dataset, rng)), clean))
+
+
+def full_replay(sources: Sources, rng: np.random.Generator) -> Mixture:
+    """The paper's: 1 expert trajectory, and the first million rows of the agent's replay in stored order."""
+    pool, replay = sources.replay
+    (expert,) = sources.draw(pool, rng, {"expert": 1})
+    return Mixture(expert, (Part("replay", _first_rows(replay, REPLAY_ROWS)),))
+
+
+def medium_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
+    """1 expert trajectory; a pile of 10 by the expert and 10 by a policy of about a third of its return."""
+    clean, expert = sources.draw(sources.expert_pool, rng, {"clean": 10, "expert": 1})
+    return Mixture(expert, (*sources.draw(sources.medium_pool, rng, {"medium": 10}), clean))
+
+
+def random_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
+    """1 expert trajectory; a pile with 1% of its rows by the expert and 99% random."""
+    clean, expert = sources.draw(sources.expert_pool, rng, {"clean": 1, "expert": 1})
+    return Mixture(expert, (Part("random", sources.random_rows(99 * len(clean.dataset))), clean))
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "noisy-expert": noisy_expert,
+    "full-replay": full_replay,
+    "medium-expert": medium_expert,
+    "random-expert": random_expert,
+}
+
+
+def make_task(
+    task: str,
+    seed: int,
+    pool: int = 20,
+    replay: str | os.PathLike[str] | None = None,
+    disjoint: bool = False,
+) -> Demonstrations:
+    """The expert and supplementary sets of `ENV/RECIPE`, the same for the same arguments."""
+    env, _, recipe = task.partition("/")
+    if env not in environments.SHORT_NAMES or recipe not in RECIPES:
+        raise InputError(
+            f"unknown task {task!r}: tasks are ENV/RECIPE, ENV one of {', '.join(environments.SHORT_NAMES)}, "
+            f"RECIPE one of {', '.join(RECIPES)}"
+        )
+    return draw_task(Sources(env, pool, None if replay is None else Path(replay), disjoint), recipe, seed)
+
+
+def draw_task(sources: Sources, recipe: str, seed: int) -> Demonstrations:
+    """The same, from sources at hand: the seeds of a grid share their recordings."""
+    if seed < 0:
+        raise InputError(f"seed {seed}: a seed must not be negative")
+    task = f"{sources.env}/{recipe}"
+    mixture = RECIPES[recipe](sources, np.random.default_rng(seed))
+    attributes = {"task": task, "seed": seed, "pool": sources.pool, "disjoint": sources.disjoint}
+    return Demonstrations(
+        _assemble((mixture.expert,), attributes, f"{task} expert"),
+        _assemble(mixture.supplementary, attributes, f"{task} supplementary"),
+    )
+
+
+def write_task(demonstrations: Demonstrations, folder: str | os.PathLike[str]) -> None:
+    """`expert.hdf5` and `supplementary.hdf5` in a new folder."""
+    with atomic_folder(folder) as temporary:
+        write_dataset(demonstrations.expert, temporary / "expert.hdf5")
+        if demonstrations.supplementary is not None:
+            write_dataset(demonstrations.supplementary, temporary / "supplementary.hdf5")
+
+
+def _assemble(parts: Sequence[Part], attributes: Mapping[str, Any], source: str) -> Dataset:
+    codes = [np.full(len(part.dataset), ORIGINS.index(part.origin), np.int8) for part in parts]
+    return replace(
+        _concatenate([part.dataset for part in parts]),
+        origin=Origin(np.concatenate(codes), ORIGINS),
+        attributes={**attributes, "drawn": {part.origin: part.drawn for part in parts if part.drawn is not None}},
+        source=source,
+    )
+
+
+def _concatenate(datasets: Sequence[Dataset]) -> Dataset:
+    transitions = Transitions(*map(np.concatenate, zip(*(dataset.transitions for dataset in datasets), strict=True)))
+    timeout = np.concatenate([dataset.timeout for dataset in datasets])
+    return Dataset(transitions, timeout, datasets[0].environment)
+
+
+def _episodes(dataset: Dataset, indices: np.ndarray) -> Dataset:
+    bounds = np.stack([dataset.episode_starts, dataset.episode_ends], axis=1)[indices].tolist()
+    return dataset.take(np.concatenate([np.arange(start, end) for start, end in bounds]))
+
+
+def _first_rows(dataset: Dataset, num_rows: int) -> Dataset:
+    """The first rows; an episode that they cut ends there, like a time limit."""
+    part = dataset.take(slice(num_rows))
+    timeout = part.timeout.copy()
+    timeout[-1] = not part.transitions.terminal[-1]
+    return replace(part, timeout=timeout)
+
+
+def _redraw_actions(dataset: Dataset, rng: np.random.Generator) -> Dataset:
+    """Actions uniform in the box, on the same states. Rewards and next states stay those of the actions taken."""
+    action = rng.uniform(-1, 1, dataset.transitions.action.shape).astype(np.float32)
+    return replace(dataset, transitions=dataset.transitions._replace(action=action))
+
+
+@lru_cache(maxsize=8)  # seeds of a task draw from the same pool
+def _shipped_pool(env: str, level: str, size: int) -> Dataset:
+    return _record_pool(shipped_policy(env, level), environments.resolve(env), env, range(size))
+
+
+def _record_pool(policy: Policy | RandomPolicy, spec: EnvironmentSpec, env: str, indices: range) -> Dataset:
+    """Episode `i` of an environment's pool has a seed of its own, so pools of different sizes agree."""
+    seeds = episode_seeds(indices.stop, f"pool of {env}")[indices.start :]
+    return as_dataset(rollout(policy, spec, [Job(0, seed) for seed in seeds], record=True), spec, {})
