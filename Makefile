@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench lint clean
+# By file, since its tests share compiled programs; in the order of tests/conftest.py, which starts the longest first.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo test test-all bench clean
 
 demo: $(VENV)/.ready
 	@rm -rf demo
@@ -13,7 +16,11 @@ test: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(PYTEST) -m 'not long'
+
+# What `make test` runs, and then the tests that take minutes.
+test-all: test
+	$(PYTEST) -m long
 
 bench: $(VENV)/.ready
 	$(BIN)/demosift bench

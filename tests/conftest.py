@@ -6,12 +6,26 @@ compiling is what costs time here.
 
 import functools
 import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 # Unoptimised and unfused programs compile three times as fast. Set before JAX starts; subprocesses inherit it.
-QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK_COMPILES = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true"
+)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILES}".strip()
+# Compiled programs are kept in the virtual environment for subprocesses, the other worker and the next run. JAX finds
+# them by the program, the flags and its own version. It does not write a file whole or not at all: a file cut short is
+# compiled anew, and processes that tests start, some of them to be killed, only read.
+IN_VENV, COMPILED = sys.prefix != sys.base_prefix, Path(sys.prefix) / "compiled"
+if IN_VENV:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -21,6 +35,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 # (B, 1) against (B,) is the classic bug of this loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
@@ -31,6 +46,7 @@ install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "co
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
 from demosift.learning import fit as train  # noqa: E402
 from demosift.learning import members as programs  # noqa: E402
+from demosift.learning import program  # noqa: E402
 from demosift.results.run import Row, Run  # noqa: E402
 from demosift.types import Dataset, Demonstrations, Transitions  # noqa: E402
 
@@ -126,5 +142,36 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         firsts.append(first)
         return advance(members, state, first, steps, *more)
 
-    monkeypatch.setattr(train, "advance", spy)
+    monkeypatch.setattr(program, "advance", spy)
     return firsts
+
+
+# Files that take longest, longest first: a worker that takes one last leaves the other idle.
+SLOWEST_FIRST = ["contract", "experiments", "sift_scoring", "fused", "train", "cli", "collect", "probes", "updates"]
+LONG_SECONDS = 1200
+WEEK = 7 * 24 * 3600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}.py": index for index, name in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Programs that have not been compiled for a week are of code that is gone, or will be compiled again."""
+    if hasattr(session.config, "workerinput") or not IN_VENV:
+        return
+    for path in COMPILED.glob("*"):
+        if path.stat().st_mtime < time.time() - WEEK:
+            path.unlink()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts the test and the processes it starts, also in a background job, where a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,9 +1,13 @@
 """The bench measures what it says. No test asserts a speed."""
 
+from typing import Any
+
 import pytest
 
-from demosift.algorithms import BC, REGISTRY
-from demosift.bench.speed import bench, describe_collect, iteration_work, measure, row_flops
+from demosift.algorithms import BC, REGISTRY, WBCUTwoStage
+from demosift.bench import speed
+from demosift.bench.speed import bench, describe_collect, measure
+from demosift.learning.about import row_flops
 from demosift.types import InputError
 
 
@@ -18,9 +22,24 @@ def test_a_row_has_what_the_table_needs():
 def test_every_algorithm_has_its_work_counted():
     """Forward, backward and weight gradient of 256 rows through one 256 by 256 product: 3 * 256 * 2 * 256^2."""
     assert row_flops((256, 256)) == 2 * 256**2
-    assert sum(work.flops for work in iteration_work(BC())) == 3 * 256 * 2 * 256**2
-    for algorithm in REGISTRY.values():
-        assert all(work.rows > 0 and work.flops > 0 for work in iteration_work(algorithm()))
+    product = 256 * 2 * 256**2
+    flops = {name: sum(work.flops for work in cls().work()) / product for name, cls in REGISTRY.items()}
+    assert flops == {"bc": 3, "nbcu": 3, "wbcu": 17, "wbcu-two-stage": 4, "demodice": 70, "dwbc": 8}
+    assert all(work.rows > 0 for cls in REGISTRY.values() for work in cls().work())
+
+
+def test_a_method_with_stages_is_measured_in_its_last(monkeypatch: pytest.MonkeyPatch):
+    """Its last stage is what `work` counts: there the discriminator of two-stage WBCU only weighs."""
+    seen = []
+    advance = speed.advance
+
+    def spy(members: Any, state: Any, first: int, *more: Any) -> Any:
+        seen.append(first)
+        return advance(members, state, first, *more)
+
+    monkeypatch.setattr(speed, "advance", spy)
+    measure(WBCUTwoStage(hidden=(16, 16), batch_size=8), 1, seconds=0.01)
+    assert min(seen) >= WBCUTwoStage().discriminator_iterations
 
 
 def test_an_unknown_algorithm_is_refused():

@@ -15,16 +15,19 @@ from demosift.data import read_dataset
 
 def test_a_pile_has_an_expert_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bench_scale, "BLOCK", 700)
-    bench_scale.write_pile(tmp_path / "pile.hdf5", 6_000, 1)
-    pile = read_dataset(tmp_path / "pile.hdf5")
-    assert pile.episode_ends.tolist() == [1_000, 2_000, 3_000, 4_000, 5_000, 6_000]
-    bench_scale.write_pile(tmp_path / "expert.hdf5", 1_000, 0)
+    bench_scale.write_rows(tmp_path / "pile.hdf5", 6_000, 1)
+    written = read_dataset(tmp_path / "pile.hdf5")
+    assert written.episode_ends.tolist() == [1_000, 2_000, 3_000, 4_000, 5_000, 6_000]
+    bench_scale.write_rows(tmp_path / "expert.hdf5", 1_000, 0)
     expert = read_dataset(tmp_path / "expert.hdf5")
     kernel = np.linalg.lstsq(expert.transitions.obs, np.arctanh(expert.transitions.action.clip(-0.999, 0.999)))[0]
-    error = np.abs(np.tanh(pile.transitions.obs @ kernel) - pile.transitions.action).mean(axis=1).reshape(6, 1_000)
+    error = (
+        np.abs(np.tanh(written.transitions.obs @ kernel) - written.transitions.action).mean(axis=1).reshape(6, 1_000)
+    )
     assert (error.mean(axis=1) < 0.1).tolist() == [True, False, False, True, False, False]
 
 
+@pytest.mark.long
 def test_rows_stages_and_a_table(tmp_path: Path):
     out = tmp_path / "scale.json"
     answer, text = bench([2_000], str(out), scorer="neighbours")

@@ -1,4 +1,4 @@
-"""The scores bench: judged by hand, gone on with where it stopped, and tables that say what was missed."""
+"""The scores bench: measures worked out by hand, continued where it stopped, and tables that mark missed targets."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from demosift.tasks.recipes import ORIGINS
 from demosift.types import Dataset, Demonstrations, InputError, Origin
 
 
-def pile(seed: int = 1) -> Dataset:
+def supplementary(seed: int = 1) -> Dataset:
     """Ten episodes of six rows; the first half of them clean, the others noisy."""
     data = random_dataset(seed, 60)
     code = np.repeat([ORIGINS.index("clean"), ORIGINS.index("noisy")], 30).astype(np.int8)
@@ -30,7 +30,7 @@ def scored(weight: np.ndarray, data: Dataset) -> Scored:
 
 
 def test_judges_by_hand(monkeypatch: pytest.MonkeyPatch):
-    data = pile()
+    data = supplementary()
     clean = data.origin.code == ORIGINS.index("clean")  # type: ignore[union-attr]
     right, wrong = np.where(clean, 2.0, 0.5), np.where(clean, 0.5, 2.0)
     assert bench.separation(scored(right, data), data) == 1.0
@@ -45,7 +45,7 @@ def test_judges_by_hand(monkeypatch: pytest.MonkeyPatch):
 
 
 class Counted:
-    """Stands for data and scoring, and notes what was asked of it."""
+    """Replaces data and scoring, and records what was asked for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[bench.Key] = []
@@ -55,7 +55,7 @@ class Counted:
         monkeypatch.setattr(bench, "measure_scorer", self.measure)
 
     def make_data(self, measure: str, env: str, seed: int, replay: str | None) -> Demonstrations:
-        return Demonstrations(random_dataset(self.data_seed, 12), pile(seed))
+        return Demonstrations(random_dataset(self.data_seed, 12), supplementary(seed))
 
     def measure(self, asked: bench.Row, data: Demonstrations) -> bench.Row:
         if bench.key(asked) == self.fail_at:

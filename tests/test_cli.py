@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from demosift.cli.main import main
+from demosift.algorithms import REGISTRY, algorithm
+from demosift.cli.main import main, make_parser
+from demosift.cli.verbs import settings_of
 
 REPOSITORY = Path(__file__).parent.parent
 TINY = ["--hidden", "8", "8", "--batch-size", "16"]
@@ -52,6 +55,34 @@ def test_flags_are_the_algorithm_fields(capsys: pytest.CaptureFixture[str]):
     assert "--threshold" not in text
 
 
+@algorithm
+class Wordy:
+    """A method with fields that are not numbers."""
+
+    name: ClassVar[str] = "wordy"
+
+    kernel: str = "plain"
+    centred: bool = True
+    layers: int = 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], ("plain", True, 2)),
+        (["--kernel", "wide", "--no-centred", "--layers", "3"], ("wide", False, 3)),
+        (["--kernel", "7", "--centred"], ("7", True, 2)),
+    ],
+)
+def test_text_and_switches_are_read_as_what_they_are(
+    flags: list[str], expected: tuple[str, bool, int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(REGISTRY, "wordy", cast("Any", Wordy))
+    arguments = ["train", "wordy", "--out", "x", *flags]
+    (setting,) = settings_of(REGISTRY["wordy"], make_parser(arguments).parse_args(arguments))
+    assert setting == Wordy(*expected)
+
+
 def test_train_evaluate_report_and_json(task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "runs" / "wbcu"
     settings = ["--gradient-penalty", "0", "10", "--seeds", "2", "--iterations", "20", "--log-every", "10"]
@@ -72,26 +103,28 @@ def test_train_evaluate_report_and_json(task: Path, tmp_path: Path, capsys: pyte
     assert "<html" in (tmp_path / "runs" / "report.html").read_text()
 
 
-def test_killed_and_resumed_is_the_same_run(task: Path, tmp_path: Path):
+@pytest.mark.long
+def test_killed_and_resumed_is_the_same_run(task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     more = ["--seeds", "2", "--iterations", "3000", "--log-every", "100", "--checkpoint-every", "100"]
     more += ["--evaluate-every", "1000", "--episodes", "1"]
-    command = [sys.executable, "-m", "demosift.cli.main"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([*command, *train_arguments(task, whole, *more)], check=True, capture_output=True)
-    process = subprocess.Popen([*command, *train_arguments(task, broken, *more)], stdout=subprocess.DEVNULL)
+    assert main(train_arguments(task, whole, *more)) == 0
+    again = train_arguments(task, broken, *more)
+    process = subprocess.Popen([sys.executable, "-m", "demosift.cli.main", *again], stdout=subprocess.DEVNULL)
     while not list(broken.glob("checkpoint/*.safetensors")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (broken / "policy.safetensors").exists(), "it ended before it could be killed: make it longer"
-    again = [*command, *train_arguments(task, broken, *more)]
-    refused = subprocess.run(again, capture_output=True, text=True, check=False)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    subprocess.run([*again, "--resume"], check=True, capture_output=True)
+    capsys.readouterr()
+    assert main(again) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([*again, "--resume"]) == 0
     for name in ("policy.safetensors", "metrics.jsonl"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
     arguments = train_arguments(task, tmp_path / "run", "--iterations", "1000000", "--log-every", "100")
     process = subprocess.Popen(
@@ -168,6 +201,18 @@ def test_a_full_disk_is_said(task: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "replace", full)
     assert main(train_arguments(task, tmp_path / "run", "--iterations", "5")) == 2
     assert "No space left on device" in capsys.readouterr().err
+
+
+DOCS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_modules_that_the_documentation_names_exist(page: Path):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in re.findall(r"^(?:from demosift\S* import .*|import demosift.*)$", block, re.MULTILINE):
+            exec(line, {})
+    for module in re.findall(r"`demosift\.([a-z_]+\.[a-z_.]+)`", page.read_text()):
+        assert (REPOSITORY / "src/demosift" / module.replace(".", "/")).with_suffix(".py").exists(), module
 
 
 def test_readme_examples_run(tmp_path: Path, task: Path):

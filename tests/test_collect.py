@@ -3,11 +3,9 @@
 import dataclasses
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,10 @@ import pytest
 from demosift.cli.verbs import target_entropies
 from demosift.data import read_dataset
 from demosift.policy import Policy
+from demosift.results.checkpoint import CheckpointFolder
 from demosift.sac import choosing
 from demosift.sac.agent import RUNNING, SAC, TERMINAL, TIMEOUT, Layout
-from demosift.sac.checkpoint import Checkpoint
+from demosift.sac.checkpoint import ReplayCheckpoints
 from demosift.sac.choosing import Schedule
 from demosift.sac.collect import Collected, collect
 from demosift.sac.replay import replay_dataset
@@ -31,6 +30,7 @@ from demosift.simulation.simulate import rollout
 from demosift.types import Dataset, InputError
 
 TINY = SAC(hidden=(16, 16), batch_size=16)
+STEPS = 1200
 FEW = Schedule(
     random_steps=64,
     evaluate_every=96,
@@ -43,10 +43,10 @@ FEW = Schedule(
 
 @pytest.fixture(scope="module")
 def pendulum(tmp_path_factory) -> tuple[Path, Collected]:
+    """A run too short to learn, but complete in everything else."""
     out = tmp_path_factory.mktemp("collect") / "pendulum"
-    schedule = Schedule(random_steps=500, evaluate_every=1000, num_finalists=3, choosing_episodes=20)
-    sac = SAC(hidden=(64, 64), learning_rate=1e-3, batch_size=64)
-    return out, collect(["Pendulum-v1"], out, steps=6000, num_envs=4, sac=sac, schedule=schedule, progress=False)
+    schedule = Schedule(random_steps=100, evaluate_every=300, num_finalists=3, choosing_episodes=4)
+    return out, collect(["Pendulum-v1"], out, steps=STEPS, num_envs=4, sac=TINY, schedule=schedule, progress=False)
 
 
 def assert_episodes_are_whole(data: Dataset, longest: int) -> None:
@@ -57,15 +57,31 @@ def assert_episodes_are_whole(data: Dataset, longest: int) -> None:
         assert not episode.terminal[:-1].any()
 
 
-def test_pendulum_is_solved(pendulum):
+@pytest.mark.long
+def test_pendulum_is_solved(tmp_path):
     """An idle pendulum returns about -1200; below -200 or so the episodes' random starts decide."""
-    out, collected = pendulum
+    out = tmp_path / "pendulum"
+    schedule = Schedule(random_steps=500, evaluate_every=1000, num_finalists=3, choosing_episodes=20)
+    sac = SAC(hidden=(64, 64), learning_rate=1e-3, batch_size=64)
+    collected = collect(["Pendulum-v1"], out, steps=6000, num_envs=4, sac=sac, schedule=schedule, progress=False)
     assert collected.finished
     assert collected.step == 6000
     assert collected.results["Pendulum-v1"]["expert"]["reported"]["return_mean"] > -220
     curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
     assert [row["step"] for row in curve] == [1000, 2000, 3000, 4000, 5000, 6000]
     assert curve[0]["return_mean"] < -700
+    returns = read_dataset(out / "replay.hdf5").returns()
+    assert returns[:4].mean() < -700
+    assert returns[-8:].mean() > -400, "the file runs from the first episodes to the last"
+    medium, expert = (Policy.load(out / f"{name}.safetensors").metadata["step"] for name in ("medium", "expert"))
+    assert json.loads(medium) < json.loads(expert)
+
+
+def test_the_curve_has_every_evaluation(pendulum):
+    out, collected = pendulum
+    assert (collected.finished, collected.step) == (True, STEPS)
+    curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in curve] == [300, 600, 900, 1200]
     assert {"return_std", "length_mean", "temperature", "critic_loss", "seed"} <= set(curve[0])
 
 
@@ -79,15 +95,15 @@ def test_expert_file_is_what_was_reported(pendulum):
     jobs = [(0, choosing.REPORTING_SEED + i) for i in range(20)]
     returns = [episode.return_ for episode in rollout(policy, resolve("Pendulum-v1"), jobs, num_workers=2)]
     np.testing.assert_allclose(np.mean(returns), reported["return_mean"], rtol=1e-6)
-    medium = json.loads(Policy.load(out / "medium.safetensors").metadata["step"])
-    assert medium < json.loads(policy.metadata["step"])
+    medium = Policy.load(out / "medium.safetensors")
+    assert json.loads(medium.metadata["step"]) in (300, 600, 900, 1200)
 
 
 def test_config_says_what_was_run(pendulum):
     out, _ = pendulum
     config = json.loads((out / "config.json").read_text())
-    assert config["steps"] == 6000
-    assert [setting["hidden"] for setting in config["settings"]] == [[64, 64]]
+    assert config["steps"] == STEPS
+    assert [setting["hidden"] for setting in config["settings"]] == [[16, 16]]
     assert config["expert"]["reported"]["episodes"] == 20
     assert {"versions", "hardware", "command", "wall_seconds", "device", "speed"} <= set(config)
     assert not (out / "checkpoint").exists()
@@ -96,17 +112,14 @@ def test_config_says_what_was_run(pendulum):
 def test_replay_is_whole_and_in_order(pendulum):
     out, _ = pendulum
     data = read_dataset(out / "replay.hdf5")
-    assert len(data) == 6000
+    assert len(data) == STEPS
     assert_episodes_are_whole(data, longest=200)
     assert data.environment == resolve("Pendulum-v1")
     assert not data.transitions.terminal.any()
-    returns = data.returns()
-    assert returns[:4].mean() < -700
-    assert returns[-8:].mean() > -400, "the file runs from the first episodes to the last"
 
 
 def test_environments_and_seeds_train_together(tmp_path):
-    """Two environments of different sizes with two seeds each: a folder for each, padding nowhere to be seen."""
+    """Two environments of different sizes with two seeds each: a folder for each, and no trace of padding."""
     collected = collect(
         ["hopper", "Pendulum-v1"], tmp_path / "out", steps=320, seeds=(3, 1), num_envs=8, sac=TINY, schedule=FEW
     )
@@ -133,8 +146,8 @@ def test_a_member_does_not_depend_on_the_others():
         Training([[TINY], [TINY]], specs, [5, 6], 4, 12, 24, 1) as together,
     ):
         for _ in range(12):
-            alone.advance()
-            together.advance()
+            alone.play_round()
+            together.play_round()
         a, b = alone.take_rows()[:, :, 0], together.take_rows()[:, :, 0]
     for name in ("obs", "action", "next_obs"):
         first, second = (rows[..., getattr(training.padded, name)] for rows, training in ((a, alone), (b, together)))
@@ -162,12 +175,12 @@ def test_settings_are_agents(tmp_path):
 
 
 def test_the_learning_rate_falls_to_zero():
-    """Over the last half of ten rounds; in the last of them the parameters hardly move any more."""
+    """The rate falls over the last half of ten rounds; in the last of them the parameters hardly move."""
     moved = []
     with Training([[TINY]], [resolve("Pendulum-v1")], [0], 4, 10, 4, 1, annealed_share=0.5) as training:
         for _ in range(10):
             before = jax.device_get(training.state.critics.params)
-            training.advance()
+            training.play_round()
             after = jax.device_get(training.state.critics.params)
             moves = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, after)
             moved.append(max(jax.tree.leaves(moves)))
@@ -218,28 +231,22 @@ def test_replay_ends_episodes_where_a_run_was_cut():
     assert np.flatnonzero(cut.transitions.terminal).tolist() == [7], "a terminal stays one"
 
 
-PIECE = """
-    import sys
-    from test_collect import FEW, TINY
-    from demosift.sac.collect import collect
-    import dataclasses
+def resumed(out: str | Path, steps: int) -> None:
     schedule = dataclasses.replace(FEW, checkpoint_seconds=0.3, evaluate_every=400)
-    result = collect(["Pendulum-v1"], sys.argv[1], steps=int(sys.argv[2]), num_envs=4, sac=TINY, schedule=schedule,
-                     resume=True, keep_checkpoint=True, num_workers=1, progress=False)
-    print(result.step)
-"""
+    kept: dict[str, Any] = {"resume": True, "keep_checkpoint": True, "num_workers": 1, "progress": False}
+    collect(["Pendulum-v1"], out, steps=steps, num_envs=4, sac=TINY, schedule=schedule, **kept)
 
 
 def newest(folder: Path) -> int:
-    return max((int(path.stem.split("-")[1]) for path in folder.glob("state-*.safetensors")), default=0)
+    return max((int(path.stem) for path in CheckpointFolder(folder).states()), default=0)
 
 
+@pytest.mark.long
 def test_killed_run_resumes(tmp_path):
     """kill -9 in the middle: what was checkpointed is kept, the cut is an episode's end, and the run can grow."""
     out = tmp_path / "run"
-    command = [sys.executable, "-c", textwrap.dedent(PIECE), str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    victim = subprocess.Popen([*command, "1000000"], env=environment)
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_collect; "
+    victim = subprocess.Popen([sys.executable, "-c", f"{code}test_collect.resumed({str(out)!r}, 1_000_000)"])
     deadline = time.monotonic() + 120
     while newest(out / "checkpoint") < 40:
         assert victim.poll() is None
@@ -247,24 +254,24 @@ def test_killed_run_resumes(tmp_path):
         time.sleep(0.02)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    with Checkpoint(out / "checkpoint") as checkpoint:
-        found = checkpoint.read()
+    with ReplayCheckpoints(out / "checkpoint") as checkpoints:
+        found = checkpoints.read()
         assert found is not None
-        done = found[1]["num_rounds"]
-        before = np.concatenate([*checkpoint.read_rows()])
+        done = found.position
+        before = np.concatenate([*checkpoints.rows()])
     assert done >= 40
     assert len(before) == done
     steps = 4 * (done + 50)
 
-    subprocess.run([*command, str(steps)], env=environment, check=True, timeout=120)
+    resumed(out, steps)
     data = read_dataset(out / "replay.hdf5")
     assert len(data) == steps
     assert_episodes_are_whole(data, 200)
-    with Checkpoint(out / "checkpoint") as checkpoint:
-        found = checkpoint.read()
+    with ReplayCheckpoints(out / "checkpoint") as checkpoints:
+        found = checkpoints.read()
         assert found is not None
-        rows = np.concatenate([*checkpoint.read_rows()])
-    assert found[1]["cuts"] == [done]
+        rows = np.concatenate([*checkpoints.rows()])
+    assert found.note["cuts"] == [done]
     assert np.array_equal(rows[:done], before), "the run did not start from zero"
     again = replay_dataset(rows[:, :, 0], Layout(3, 1), Layout(3, 1), cuts=[done])
     assert np.array_equal(again.timeout, data.timeout)
@@ -273,11 +280,11 @@ def test_killed_run_resumes(tmp_path):
 
 
 def write_checkpoints(folder: Path) -> None:
-    with Checkpoint(folder) as checkpoint:
+    with ReplayCheckpoints(folder) as checkpoints:
         for number in (10, 20, 30):
-            state = {"weight": np.full((2, 3), number, np.float32)}
-            checkpoint.write(number, state, np.full((10, 2, 1, 4), number, np.float32), {"curve": [number]})
-        checkpoint.flush()
+            rows = np.full((10, 2, 1, 4), number, np.float32)
+            arrays = {"weight": np.full((2, 3), number, np.float32), "rows": rows}
+            checkpoints.write(number, arrays, {"curve": [number]})
 
 
 def spoil(path: Path) -> None:
@@ -287,33 +294,32 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["state-00000030", "rows-00000020"])
+@pytest.mark.parametrize("kind", ["0000000030", "rows-00000020"])
 def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, kind):
     write_checkpoints(tmp_path)
     spoil(tmp_path / f"{kind}.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
-        found = checkpoint.read()
+    with ReplayCheckpoints(tmp_path) as checkpoints:
+        found = checkpoints.read()
         assert found is not None
-        arrays, note = found
-        assert note["num_rounds"] == 20
-        assert note["curve"] == [20]
-        assert (arrays["weight"] == 20).all()
-        rows = np.concatenate([*checkpoint.read_rows()])
+        assert found.position == 20
+        assert found.note["curve"] == [20]
+        assert (found.arrays["weight"] == 20).all()
+        rows = np.concatenate([*checkpoints.rows()])
     assert rows[:, 0, 0, 0].tolist() == [10.0] * 10 + [20.0] * 10
 
 
 def test_checkpoint_cut_short_or_damaged_all_over(tmp_path):
     write_checkpoints(tmp_path)
-    whole = (tmp_path / "state-00000030.safetensors").read_bytes()
-    (tmp_path / "state-00000030.safetensors").write_bytes(whole[: len(whole) // 2])
-    with Checkpoint(tmp_path) as checkpoint:
-        found = checkpoint.read()
+    newest = tmp_path / "0000000030.safetensors"
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    with ReplayCheckpoints(tmp_path) as checkpoints:
+        found = checkpoints.read()
         assert found is not None
-        assert found[1]["num_rounds"] == 20
-        spoil(tmp_path / "rows-00000000.safetensors")  # the older states need it, too
-        with pytest.raises(InputError, match="every checkpoint is damaged"):
-            checkpoint.read()
-    assert len(list(tmp_path.glob("state-*"))) == 2, "old states go"
+        assert found.position == 20
+    spoil(tmp_path / "rows-00000000.safetensors")  # the older states need it, too
+    with ReplayCheckpoints(tmp_path) as checkpoints, pytest.raises(InputError, match="every checkpoint is damaged"):
+        checkpoints.read()
+    assert len(CheckpointFolder(tmp_path).states()) == 2, "old states go"
 
 
 def test_time_limit_cuts_a_run_into_pieces(tmp_path):
@@ -343,7 +349,7 @@ def test_time_limit_cuts_a_run_into_pieces(tmp_path):
     assert evaluated() == [4, 12]
     assert len(read_dataset(out / "replay.hdf5")) == 12
 
-    with pytest.raises(InputError, match="the checkpoint is of another run: its seeds differs"):
+    with pytest.raises(InputError, match="the checkpoint is of another run: its seeds are not"):
         piece(12, resume=True, seeds=[1])
     with pytest.raises(InputError, match="has 12 steps already, more than the 8 asked for"):
         piece(8, resume=True)
@@ -390,6 +396,7 @@ def test_the_seeds_of_training_choosing_and_reporting_are_apart():
     assert choosing.CHOOSING_SEED + Schedule().choosing_episodes < choosing.REPORTING_SEED
 
 
+@pytest.mark.long
 def test_speed_is_measured():
     speed = measure_speed("Pendulum-v1", seconds=0.5)
     assert speed["steps_per_second"] > 0
@@ -398,6 +405,7 @@ def test_speed_is_measured():
     assert speed["bound_by"] in ("simulation", "learning")
 
 
+@pytest.mark.long
 def test_environments_may_have_their_own_settings(tmp_path):
     other = dataclasses.replace(TINY, target_entropy=-3.0)
     sac = {"Pendulum-v1": [TINY], "hopper": [TINY, other]}

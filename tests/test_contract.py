@@ -31,9 +31,9 @@ from conftest import (
 from jaxtyping import TypeCheckError
 
 from demosift.algorithms import REGISTRY
-from demosift.data import fit_normaliser
+from demosift.data.normaliser import fit_normaliser
 from demosift.learning import fit as train
-from demosift.learning import losses
+from demosift.learning import losses, program
 from demosift.learning import members as programs
 from demosift.learning.networks import Policy as Network
 from demosift.learning.networks import TanhGaussian, apply
@@ -93,10 +93,10 @@ def test_metrics_are_finite_and_per_member(name: str, kind: str):
 def test_scan_equals_a_loop_of_steps(name: str, kind: str):
     """And the loop's keys are the contract: everything random in iteration i follows from (seed, i)."""
     data = random_demonstrations(kind)
-    members = programs.stack_members([tiny(name)], [SEED], [data], [fit_normaliser(data)])
+    members = programs.stack_members(programs.every_member([tiny(name)], [SEED], [data], [fit_normaliser(data)]))
     algorithm, state = member(members.algorithm, 0), member(programs.init_members(members), 0)
     step = jax.jit(lambda *arguments: algorithm.step(*arguments))
-    sample = jax.jit(lambda key: members.data.batch(members.data.draw(key, algorithm.batch_size)))
+    sample = jax.jit(lambda key: members.shared.batch(members.shared.draw(key, algorithm.batch_size)))
     _, train_key = jax.random.split(jax.random.key(SEED))
     short = state
     for iteration in range(STEPS):
@@ -116,20 +116,22 @@ def advance_on_gpu_path(members: programs.Members, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jax.lax, "map", None)
 
     @jax.jit
-    def ten_steps(algorithm: Any, seed: Any, data: Any) -> Any:
-        state = inspect.unwrap(programs._init)(algorithm, seed, data, members.own_data)
-        return inspect.unwrap(programs._advance)(algorithm, seed, data, members.own_data, state, jnp.int32(0), STEPS)[0]
+    def ten_steps(members: programs.Members) -> Any:
+        state = inspect.unwrap(programs.init_members)(members)
+        return inspect.unwrap(programs._advance)(members, state, jnp.int32(0), STEPS)[0]
 
-    return programs.named_arrays(ten_steps(members.algorithm, members.seed, members.data))
+    return programs.named_arrays(ten_steps(members))
 
 
 @each_algorithm
 def test_a_member_among_others_equals_itself_alone(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     """On the GPU's path, beside a member with more data, so padded; alone, on the CPU's path and without padding."""
     sources = [random_demonstrations(kind, seed=10, num_rows=90), random_demonstrations(kind)]
-    members = programs.stack_members([tiny(name)], [SEED + 1, SEED], sources, [fit_normaliser(s) for s in sources])
-    assert members.data.union.reward.shape == (2, 120)
-    assert members.data.num_rows.tolist() == [120, 90]
+    members = programs.stack_members(
+        programs.every_member([tiny(name)], [SEED + 1, SEED], sources, [fit_normaliser(s) for s in sources])
+    )
+    assert members.own.union.reward.shape == (2, 120)
+    assert members.own.num_rows.tolist() == [120, 90]
     stacked = advance_on_gpu_path(members, monkeypatch)
     expected = {key: array[0] for key, array in arrays(alone(name, kind)).items()}
     assert_close({key: array[1] for key, array in stacked.items()}, expected)
@@ -138,7 +140,7 @@ def test_a_member_among_others_equals_itself_alone(name: str, kind: str, monkeyp
 
 
 def test_padding_would_show_if_it_were_drawn():
-    """The check above can fail: with the padding counted as data, the member is another."""
+    """The check above can fail: with the padding counted as data, the member differs."""
     sources = [random_demonstrations(seed=10, num_rows=90), random_demonstrations()]
     data = jax.tree.map(jnp.asarray, programs.load_data(sources[1], fit_normaliser(sources[1]), 120, 25))
     for num_rows, drawn in ((90, False), (120, True)):
@@ -189,9 +191,9 @@ def observations() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(1, 50, OBS_DIM)).astype(np.float32)
 
 
-def act(network: Network, obs: jax.Array, mean_limit: float) -> jax.Array:
+def act(network: Network, obs: jax.Array) -> jax.Array:
     if isinstance(network, TanhGaussian):
-        return jnp.tanh(network.moments(obs, mean_limit)[0])
+        return jnp.tanh(network.moments(obs)[0])
     return jax.nn.one_hot(jnp.argmax(apply(network.layers, obs), axis=-1), network.layers[-1].kernel.shape[-1])
 
 
@@ -199,10 +201,10 @@ def act(network: Network, obs: jax.Array, mean_limit: float) -> jax.Array:
 def test_the_network_and_the_policy_act_alike(name: str, kind: str):
     """JAX trains it, NumPy acts with it: the same action, and `Policy` is what applies the normaliser."""
     data, run, algorithm = random_demonstrations(kind), alone(name, kind), tiny(name)
-    members = programs.stack_members([algorithm], [SEED], [data], [fit_normaliser(data)])
+    members = programs.stack_members(programs.every_member([algorithm], [SEED], [data], [fit_normaliser(data)]))
     network = algorithm.policy(member(programs.fill(programs.init_members(members), arrays(run)), 0))
     obs = observations()
-    expected = act(network, jnp.asarray(fit_normaliser(data).apply(obs[0])), algorithm.mean_limit)
+    expected = act(network, jnp.asarray(fit_normaliser(data).apply(obs[0])))
     np.testing.assert_allclose(run.policy.act(obs)[0], expected, atol=1e-6)
     assert np.abs(run.policy.outputs(obs)[0] - apply(network.layers, jnp.asarray(obs[0]))).max() > 1e-3
 
@@ -222,13 +224,13 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, kind: str, tmp_path:
 
 
 def test_a_run_resumed_with_another_key_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The check above can fail: iterations that are counted from zero again give other bytes."""
+    """The check above can fail: if iterations are counted from zero again, the bytes differ."""
     options: dict[str, Any] = {"iterations": 4 * CHUNK, "checkpoint_every": CHUNK}
     fit_tiny("bc", "continuous", out=tmp_path / "whole", **options)
     with pytest.raises(Killed):
         fit_tiny("bc", "continuous", out=tmp_path / "cut", tracker=kill_at(3 * CHUNK), **options)
     advance = programs.advance
-    monkeypatch.setattr(train, "advance", lambda m, s, first, *more: advance(m, s, first - 2 * CHUNK, *more))
+    monkeypatch.setattr(program, "advance", lambda m, s, first, *more: advance(m, s, first - 2 * CHUNK, *more))
     fit_tiny("bc", "continuous", out=tmp_path / "cut", resume=True, **options)
     assert folder_bytes(tmp_path / "cut") != folder_bytes(tmp_path / "whole")
 
@@ -268,10 +270,10 @@ def test_no_two_algorithms_share_a_program(first: str, second: str):
 
 
 def test_weigh_is_the_algorithms_own_weight():
-    """`train.weigh` puts a run's arrays, settings and normaliser back together; here they never came apart."""
+    """`weigh` puts a run's arrays, settings and normaliser back together; here they were never separated."""
     data, algorithm = random_demonstrations(), tiny("wbcu")
     normaliser = fit_normaliser(data)
-    members = programs.stack_members([algorithm], [SEED], [data], [normaliser])
+    members = programs.stack_members(programs.every_member([algorithm], [SEED], [data], [normaliser]))
     state = member(programs.fill(programs.init_members(members), arrays(alone("wbcu", "continuous"))), 0)
     rows = Transitions(*(jnp.asarray(array) for array in programs.load_data(data, normaliser, 90, 15).union))
     expected = algorithm.weigh(state, rows)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from demosift.data.rows import DatasetRows
+from demosift.report.statistics import probability_greater
 from demosift.sift.artefacts import clock_columns, coarseness, find_artefacts, other_units
-from demosift.sift.calibration import area_under_curve, effective_sample_size
+from demosift.sift.calibration import effective_sample_size
 from demosift.sift.diagnosis import Evidence, advise, calibration_bins, diagnose, in_words, judge, roc_curve
 from demosift.sift.folds import find_copies, hash_rows
 from demosift.sift.overlap import draw_sample, measure_overlap
@@ -48,7 +49,7 @@ def with_column(dataset: Dataset, values: np.ndarray | float) -> Dataset:
     return with_obs(dataset, np.concatenate([dataset.transitions.obs, column], axis=1))
 
 
-def ideal_weights(expert: Dataset, pile: Dataset, rng: np.random.Generator) -> np.ndarray:
+def ideal_weights(expert: Dataset, supplementary: Dataset, rng: np.random.Generator) -> np.ndarray:
     """What a good scorer would say: the residual of the expert's own rule, and how far the state is from its range."""
 
     def looks(dataset: Dataset) -> np.ndarray:
@@ -57,17 +58,17 @@ def ideal_weights(expert: Dataset, pile: Dataset, rng: np.random.Generator) -> n
         wrong = np.abs(action - expert_action(obs)).max(axis=1) + np.maximum(np.abs(obs).max(axis=1) - 1.3, 0)
         return np.where(wrong < 0.12, 1.4, 0.01) * np.exp(0.05 * rng.normal(size=len(obs)))
 
-    return np.concatenate([looks(expert), looks(pile)])
+    return np.concatenate([looks(expert), looks(supplementary)])
 
 
 def diagnosis_of(
-    expert: Dataset, pile: Dataset, weight: np.ndarray | None = None, useless: bool = False
+    expert: Dataset, supplementary: Dataset, weight: np.ndarray | None = None, useless: bool = False
 ) -> dict[str, Any]:
-    sources = DatasetRows(expert), DatasetRows(pile)
-    hashes = np.concatenate([hash_rows(*each.transitions[:2]) for each in (expert, pile)])
+    sources = DatasetRows(expert), DatasetRows(supplementary)
+    hashes = np.concatenate([hash_rows(*each.transitions[:2]) for each in (expert, supplementary)])
     if weight is None:
-        weight = ideal_weights(expert, pile, np.random.default_rng(9))
-    return diagnose(sources, weight, find_copies(hashes, len(expert)), useless, 0).summary
+        weight = ideal_weights(expert, supplementary, np.random.default_rng(9))
+    return diagnose(sources, weight, find_copies(hashes, len(expert)), useless, 0)[0]
 
 
 EXPERT = make_set(0, 10)
@@ -130,13 +131,13 @@ def test_one_expert_episode_is_enough() -> None:
 
 
 def test_weights_that_do_not_follow_the_actions_cannot_be_trusted() -> None:
-    pile = make_set(1, 20, noisy=0.5)
-    blind = np.exp(0.1 * np.random.default_rng(0).normal(size=len(EXPERT) + len(pile)))
-    found = diagnosis_of(EXPERT, pile, blind)
+    supplementary = make_set(1, 20, noisy=0.5)
+    blind = np.exp(0.1 * np.random.default_rng(0).normal(size=len(EXPERT) + len(supplementary)))
+    found = diagnosis_of(EXPERT, supplementary, blind)
     assert found["advised"] is None
     assert "disagree" in found["headline"]
     assert found["actions"]["other_among_expert_like"] == pytest.approx(found["actions"]["other"], abs=0.05)
-    none = diagnosis_of(EXPERT, pile, np.ones(len(EXPERT) + len(pile)), useless=True)
+    none = diagnosis_of(EXPERT, supplementary, np.ones(len(EXPERT) + len(supplementary)), useless=True)
     assert none["advised"] is None
     assert "does not see" in none["headline"]
     assert "other actions" in none["reason"]
@@ -177,30 +178,30 @@ def test_words_for_a_terminal_name_the_advice_and_every_warning() -> None:
 # Artefacts
 
 
-def kinds(expert: Dataset, pile: Dataset) -> set[tuple[str, bool]]:
-    return {(warning["kind"], warning["separates"]) for warning in diagnosis_of(expert, pile)["warnings"]}
+def kinds(expert: Dataset, supplementary: Dataset) -> set[tuple[str, bool]]:
+    return {(warning["kind"], warning["separates"]) for warning in diagnosis_of(expert, supplementary)["warnings"]}
 
 
-PILE = make_set(1, 20, noisy=0.3)
+SUPPLEMENTARY = make_set(1, 20, noisy=0.3)
 
 
 def test_clean_files_have_no_artefacts() -> None:
-    assert kinds(EXPERT, PILE) == set()
+    assert kinds(EXPERT, SUPPLEMENTARY) == set()
     rng = np.random.default_rng(0)
-    noise = [rng.normal(size=len(d)) for d in (EXPERT, PILE)]
-    assert kinds(with_column(EXPERT, noise[0]), with_column(PILE, noise[1])) == set()
-    assert kinds(with_column(EXPERT, 3.0), with_column(PILE, 3.0)) == set()  # the same constant says nothing
+    noise = [rng.normal(size=len(d)) for d in (EXPERT, SUPPLEMENTARY)]
+    assert kinds(with_column(EXPERT, noise[0]), with_column(SUPPLEMENTARY, noise[1])) == set()
+    assert kinds(with_column(EXPERT, 3.0), with_column(SUPPLEMENTARY, 3.0)) == set()  # the same constant says nothing
 
 
 @pytest.mark.parametrize(("first", "second"), [(1.0, 0.0), ("noise", 0.0), (0.0, "noise")])
 def test_a_constant_column_in_one_file(first: float | str, second: float | str) -> None:
     rng = np.random.default_rng(0)
-    expert, pile = (
+    expert, supplementary = (
         with_column(d, rng.normal(size=len(d)) if value == "noise" else float(value))
-        for d, value in ((EXPERT, first), (PILE, second))
+        for d, value in ((EXPERT, first), (SUPPLEMENTARY, second))
     )
-    assert kinds(expert, pile) == {("constant", True)}
-    found = diagnosis_of(expert, pile)
+    assert kinds(expert, supplementary) == {("constant", True)}
+    found = diagnosis_of(expert, supplementary)
     assert found["advised"] is None
     assert found["samples"]["helpful"] > 0.5  # neighbours are found without that column
 
@@ -208,13 +209,13 @@ def test_a_constant_column_in_one_file(first: float | str, second: float | str) 
 def test_a_goal_is_no_artefact() -> None:
     """One value in the only expert episode, another in each of the pile's: states that differ, not recorders."""
     goals = np.repeat(np.random.default_rng(0).normal(size=20), EPISODE)
-    assert kinds(with_column(make_set(0, 1), 0.3), with_column(PILE, goals)) == {("constant", False)}
+    assert kinds(with_column(make_set(0, 1), 0.3), with_column(SUPPLEMENTARY, goals)) == {("constant", False)}
 
 
 def test_other_units_of_a_column() -> None:
-    degrees = PILE.transitions.obs * np.array([1.0, 57.3, 1.0])
-    assert kinds(EXPERT, with_obs(PILE, degrees)) == {("units", True)}
-    found = diagnosis_of(EXPERT, with_obs(PILE, degrees))
+    degrees = SUPPLEMENTARY.transitions.obs * np.array([1.0, 57.3, 1.0])
+    assert kinds(EXPERT, with_obs(SUPPLEMENTARY, degrees)) == {("units", True)}
+    found = diagnosis_of(EXPERT, with_obs(SUPPLEMENTARY, degrees))
     assert found["advised"] is None
     assert "about 5" in found["reason"]
     rng = np.random.default_rng(0)
@@ -223,23 +224,27 @@ def test_other_units_of_a_column() -> None:
 
 
 def test_a_clock() -> None:
-    step = [np.arange(len(d)) % EPISODE for d in (EXPERT, PILE)]
-    assert kinds(with_column(EXPERT, step[0]), with_column(PILE, step[1])) == {("clock", False)}
+    step = [np.arange(len(d)) % EPISODE for d in (EXPERT, SUPPLEMENTARY)]
+    assert kinds(with_column(EXPERT, step[0]), with_column(SUPPLEMENTARY, step[1])) == {("clock", False)}
     stamped = with_column(EXPERT, 5000.0 + np.arange(len(EXPERT)) / 20)
-    later = with_column(PILE, 9000.0 + np.arange(len(PILE)) / 20)
+    later = with_column(SUPPLEMENTARY, 9000.0 + np.arange(len(SUPPLEMENTARY)) / 20)
     assert kinds(stamped, later) == {("clock", True)}
     assert diagnosis_of(stamped, later)["advised"] is None
-    assert kinds(stamped, with_column(PILE, 0.0)) == {("clock", True)}
+    assert kinds(stamped, with_column(SUPPLEMENTARY, 0.0)) == {("clock", True)}
     broken = step[0].astype(np.float64)
     broken[50] = -1
     assert not clock_columns(DatasetRows(with_column(EXPERT, broken))).any()
 
 
 def test_rounding_in_one_file() -> None:
-    assert kinds(EXPERT, with_obs(PILE, np.round(PILE.transitions.obs, 2))) == {("rounding", False)}
-    assert kinds(EXPERT, with_obs(PILE, PILE.transitions.obs.astype(np.float16))) == {("rounding", False)}
-    assert kinds(EXPERT, with_obs(PILE, PILE.transitions.obs.astype(np.float64))) == set()  # read as float32 either way
-    both = [with_obs(d, np.round(d.transitions.obs, 2)) for d in (EXPERT, PILE)]
+    assert kinds(EXPERT, with_obs(SUPPLEMENTARY, np.round(SUPPLEMENTARY.transitions.obs, 2))) == {("rounding", False)}
+    assert kinds(EXPERT, with_obs(SUPPLEMENTARY, SUPPLEMENTARY.transitions.obs.astype(np.float16))) == {
+        ("rounding", False)
+    }
+    assert (
+        kinds(EXPERT, with_obs(SUPPLEMENTARY, SUPPLEMENTARY.transitions.obs.astype(np.float64))) == set()
+    )  # read as float32 either way
+    both = [with_obs(d, np.round(d.transitions.obs, 2)) for d in (EXPERT, SUPPLEMENTARY)]
     assert kinds(*both) == set()
     values = np.random.default_rng(0).normal(size=(100, 2))
     assert coarseness(values) is None
@@ -248,7 +253,7 @@ def test_rounding_in_one_file() -> None:
 
 
 def test_repeated_rows() -> None:
-    twice = PILE.take(np.concatenate([np.arange(len(PILE))] * 2))
+    twice = SUPPLEMENTARY.take(np.concatenate([np.arange(len(SUPPLEMENTARY))] * 2))
     assert kinds(EXPERT, twice) == {("repeats", False)}
 
 
@@ -256,7 +261,7 @@ def test_named_parts_of_observations_name_the_column() -> None:
     class Named(DatasetRows):
         obs_keys: ClassVar = {"arm": 3, "clock": 1}
 
-    sources = Named(with_column(EXPERT, 1.0)), Named(with_column(PILE, 2.0))
+    sources = Named(with_column(EXPERT, 1.0)), Named(with_column(SUPPLEMENTARY, 2.0))
     samples = tuple(draw_sample(each, 1000, np.random.default_rng(0)) for each in sources)
     found = find_artefacts(sources, samples, (0.0, 0.0))  # type: ignore[arg-type]
     assert found[0].text.startswith("observation clock column 0 is 1")
@@ -273,17 +278,17 @@ def test_overlap_of_discrete_actions() -> None:
     expert = discrete(EXPERT, False)
     own, same, flipped = (
         draw_sample(DatasetRows(d), 1000, np.random.default_rng(0))
-        for d in (expert, discrete(PILE, False), discrete(PILE, True))
+        for d in (expert, discrete(SUPPLEMENTARY, False), discrete(SUPPLEMENTARY, True))
     )
     assert measure_overlap(own, same, np.zeros(3, bool)).helpful.mean() > 0.85
     assert measure_overlap(own, flipped, np.zeros(3, bool)).harmful.mean() > 0.7
 
 
 def test_samples_say_where_their_rows_are() -> None:
-    sample = draw_sample(DatasetRows(PILE), 50, np.random.default_rng(0))
+    sample = draw_sample(DatasetRows(SUPPLEMENTARY), 50, np.random.default_rng(0))
     assert (sample.episode * EPISODE + sample.step == sample.row).all()
     assert (sample.length == EPISODE).all()
-    np.testing.assert_array_equal(sample.obs, PILE.transitions.obs[sample.row])
+    np.testing.assert_array_equal(sample.obs, SUPPLEMENTARY.transitions.obs[sample.row])
     assert len(np.unique(sample.row)) == 50
 
 
@@ -307,7 +312,7 @@ def test_roc_of_equal_and_of_separate_weights() -> None:
     assert roc_curve(one, one) == [[0.0, 0.0], [1.0, 1.0]]
     assert [0.0, 1.0] in roc_curve(two, one)
     assert [1.0, 0.0] in roc_curve(one, two)
-    assert area_under_curve(two, one) == 1
+    assert probability_greater(two, one) == 1
     assert len(calibration_bins(one / 2, one, one)) == 1
 
 
@@ -316,4 +321,4 @@ def test_effective_sample_size_of_the_union_ignores_what_weighs_nothing() -> Non
 
 
 def test_diagnosis_is_deterministic() -> None:
-    assert diagnosis_of(EXPERT, PILE) == diagnosis_of(EXPERT, PILE)
+    assert diagnosis_of(EXPERT, SUPPLEMENTARY) == diagnosis_of(EXPERT, SUPPLEMENTARY)

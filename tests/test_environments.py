@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from demosift.data.actions import stored_actions
 from demosift.simulation import environments
-from demosift.types import EnvironmentSpec, InputError
+from demosift.types import Dataset, EnvironmentSpec, InputError, Transitions
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,8 @@ def test_actions_scale_to_the_bounds_and_back():
     action = np.array([[-1, -1, -1], [1, 1, 1], [0, 0.3, 0.5]], np.float32)
     native = environments.scale_action(spec, action)
     np.testing.assert_allclose(native, [[0, -1, -0.4], [10, 1, 0.4], [5, 0.3, 0.2]], rtol=1e-6)
-    np.testing.assert_allclose(environments.unscale_action(spec, native), action, atol=1e-6)
+    assert spec.bounds is not None
+    np.testing.assert_allclose(spec.bounds.to_unit(native), action, atol=1e-6)
     assert (environments.scale_action(spec, np.full(3, 1.5, np.float32)) == native[1]).all()
 
 
@@ -90,15 +92,27 @@ def test_unit_bounds_leave_actions_exactly_alone():
     spec = environments.resolve("hopper")
     action = np.random.default_rng(0).uniform(-1, 1, (1000, 3)).astype(np.float32)
     assert (environments.scale_action(spec, action) == action).all()
-    assert (environments.unscale_action(spec, action) == action).all()
 
 
 def test_discrete_actions_are_the_largest_score():
     spec = EnvironmentSpec("own", num_actions=3)
     assert environments.scale_action(spec, np.array([[0.1, 0.9, 0.3], [0, 0, 1]])).tolist() == [1, 2]
-    one_hot = environments.unscale_action(spec, np.array([1, 2]))
-    assert one_hot.dtype == np.int8
-    assert one_hot.tolist() == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_an_environment_is_given_the_action_that_a_file_would_hold():
+    """To the bit, also where bounds are not symmetrical: the same action used to be rounded in two ways."""
+    spec = EnvironmentSpec("own", action_low=(0.1, -0.7), action_high=(0.9, 2.3))
+    action = np.random.default_rng(0).uniform(-1, 1, (1000, 2)).astype(np.float32)
+    zeros = np.zeros(1000, np.float32)
+    transitions = Transitions(zeros[:, None], action, zeros, zeros[:, None], zeros > 0)
+    stored = stored_actions(Dataset(transitions, np.arange(1000) == 999, spec))
+    assert (environments.scale_action(spec, action) == stored).all()
+
+
+def test_without_bounds_actions_are_in_the_environments_units():
+    """A robomimic file names its environment and no bounds; a policy trained on it used to act NaN."""
+    action = np.array([[-1, 0.25, 1.5]], np.float32)
+    assert environments.scale_action(EnvironmentSpec("Hopper-v5"), action).tolist() == [[-1, 0.25, 1]]
 
 
 def test_normalised_scores():

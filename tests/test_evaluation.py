@@ -67,10 +67,12 @@ def test_scores_and_table(monkeypatch):
     assert evaluation.scores is not None
     assert evaluation.scores.tolist() == [[0.25, 0.75], [0.5, 1.0]]
     table = str(evaluation).splitlines()
-    assert table[0] == "Hopper-v5, 2 episodes per member"
-    assert table[1].split() == ["member", "return", "std", "length", "score"]
-    assert table[2].split() == ["0", "20.0", "10.0", "5.0", "50.0%"]
-    assert table[4].split() == ["all", "25.0", "7.1", "5.0", "62.5%"]
+    assert "over a member's episodes" in table[0]
+    assert table[2].split() == ["0", "20.0", "14.1", "5.0", "50.0%"]  # two episodes, 10 and 30
+    # The spread over members is another quantity, so it stands in a line of its own that says so.
+    assert table[4] == "return 25.0 ± 7.1, score 62.5% ± 17.7% (standard deviation over the 2 members' means)"
+    alone = str(Evaluation(evaluation.environment, returns[:1], np.full((1, 2), 5)))
+    assert "members' means" not in alone
     stored = json.loads(json.dumps(evaluation.to_json()))
     assert stored["score_mean"] == 0.625
     assert stored["returns"] == returns.tolist()
@@ -85,9 +87,9 @@ def test_without_a_reference_there_is_no_score(evaluation):
 def test_evaluator_rows_come_from_seed_and_iteration(policy):
     with Evaluator("CartPole-v1", every=100, episodes=3, seed=7, num_workers=1) as evaluator:
         first, second, again = [evaluator.submit(policy, iteration) for iteration in (100, 200, 100)]
-        rows = first()
-        assert rows == again()
-        assert rows != second()
+        rows = first.result()
+        assert rows == again.result()
+        assert rows != second.result()
     assert [(row["iteration"], row["member"]) for row in rows] == [(100, 0), (100, 1), (100, 2)]
     expected = rollout(policy, CARTPOLE, evaluation_jobs(3, 3, 7, 100), num_workers=1)
     assert [value for row in rows for value in row["returns"]] == [episode.return_ for episode in expected]

@@ -1,4 +1,4 @@
-"""Grids: cells and their ids, programs that are killed and continued, failures that stop nobody else."""
+"""Grids: cells and their ids, programs that are killed and continued, failures that stop no other cell."""
 
 import contextlib
 import dataclasses
@@ -26,17 +26,22 @@ from demosift.data import read_dataset, write_dataset
 from demosift.experiments import local, program
 from demosift.experiments.cells import Cell, DataKey, Schedule
 from demosift.experiments.coverage import coverage, mixing
-from demosift.experiments.display import View, duration
-from demosift.experiments.ledger import Settled
+from demosift.experiments.display import View
 from demosift.experiments.local import run_local
 from demosift.experiments.plan import identify, pack, plan
 from demosift.experiments.prepare import Preparation, Prepared, with_clean_rows
 from demosift.experiments.presets import Request, default_schedule, grids, parse_settings
-from demosift.experiments.program import Outcome, Planned, Program, chunk_length, finite_members, run_program
-from demosift.experiments.store import Store, lines_of, program_id
-from demosift.learning import padding
+from demosift.experiments.program import Outcome, Planned, chunk_length, make_program, run_program
+from demosift.experiments.settling import Settled
+from demosift.experiments.store import Store, program_id
+from demosift.learning import padding, runner
+from demosift.learning.fit import describe_data
+from demosift.learning.program import Program
+from demosift.learning.runner import finite_members
 from demosift.policy import Layer, Policy
+from demosift.progress import duration
 from demosift.report.groups import num_averaged
+from demosift.results.cell import lines_of
 from demosift.simulation.environments import reference_returns
 from demosift.simulation.shipped import shipped_policy
 from demosift.simulation.simulate import Rollouts
@@ -47,6 +52,7 @@ SCHEDULE = Schedule(every=EVERY, episodes=2, early_episodes=1)
 TINY = {"hidden": (4, 4), "batch_size": 4}
 SIZES = {"hopper": (11, 3), "ant": (27, 8)}
 TRAINING_ROWS = 30
+ROWS = {"sha256": "0" * 64}
 REFERENCE = {"name": "demosift", "random": 0.0, "expert": 1000.0}
 
 
@@ -70,7 +76,7 @@ def cell(method: str = "bc", seed: int = 0, env: str = "hopper", **settings: Any
 
 
 def planned(*cells: Cell) -> list[Planned]:
-    return identify(cells, random_data)
+    return identify(cells, random_data, Store("no-such-folder"))
 
 
 def quiet_view(total: int) -> View:
@@ -93,9 +99,46 @@ def evaluations(store: Store) -> dict[str, Any]:
 
 
 def test_a_cell_is_its_config_and_its_data():
-    """The id was written down once: a change of it makes every finished cell a stranger."""
-    assert cell("wbcu", 3).id("0" * 64) == "87ee69a34143f71d"
-    assert cell("wbcu", 3).id("1" + "0" * 63) != cell("wbcu", 3).id("0" * 64)
+    """The ids are written down here: if they change, no finished cell is recognised."""
+    rows, ends = ROWS, {"ends_sha256": "0" * 64}
+    assert cell("wbcu", 3).id(rows) == "87ee69a34143f71d"  # in the first release
+    assert cell("wbcu", 3).id({**rows, **ends}) == "f5e54b25b1295403"
+    for other in ({"sha256": "1" + "0" * 63, **ends}, {**rows, "ends_sha256": "1" + "0" * 63}):
+        assert cell("wbcu", 3).id(other) != cell("wbcu", 3).id({**rows, **ends})
+
+
+def test_where_sets_and_episodes_end_is_in_the_id():
+    """Both change training: the border says which rows are the expert's, a timeout where an episode begins."""
+    data = random_data(DataKey("hopper", "noisy-expert", 0)).demonstrations
+    timeout = data.expert.timeout.copy()
+    timeout[3] = True
+    cut = dataclasses.replace(data, expert=dataclasses.replace(data.expert, timeout=timeout))
+    moved = Demonstrations(*split(data, len(data.expert) - 6))
+    for other in (cut, moved):
+        assert describe_data(other)["sha256"] == describe_data(data)["sha256"]
+        assert cell().id(describe_data(other)) != cell().id(describe_data(data))
+
+
+def split(data: Demonstrations, rows: int) -> tuple[Dataset, Dataset]:
+    """The same union with the border after so many rows."""
+    assert data.supplementary is not None
+    timeout = np.concatenate([data.expert.timeout, data.supplementary.timeout])
+    parts = (slice(rows), slice(rows, None))
+    first, second = (Dataset(Transitions(*(a[part] for a in data.union)), timeout[part]) for part in parts)
+    return first, second
+
+
+def test_a_cell_that_an_earlier_release_finished_keeps_its_id(tmp_path: Path):
+    store = Store(tmp_path)
+    (now,) = identify([cell()], random_data, store)
+    earlier = {key: value for key, value in now.description.items() if key != "ends_sha256"}
+    then = now._replace(id=now.cell.id(earlier), description=earlier)
+    assert then.id != now.id
+    assert run_local([[then]], store, quiet_view(1), num_workers=1)
+    (found,) = identify([cell()], random_data, store)
+    assert found.id == then.id
+    assert plan([found], store) == []
+    assert not store.knows(then.id, {**earlier, "expert": {"rows": 6, "episodes": 1}})
 
 
 @pytest.mark.parametrize(
@@ -119,8 +162,8 @@ def test_a_cell_is_its_config_and_its_data():
 )
 def test_everything_that_decides_a_result_is_in_the_id(change: dict[str, Any]):
     base = Cell(DataKey("hopper", "noisy-expert", 0), "wbcu", WBCU(), ITERATIONS, SCHEDULE)
-    assert dataclasses.replace(base).id("0") == base.id("0")
-    assert dataclasses.replace(base, **change).id("0") != base.id("0")
+    assert dataclasses.replace(base).id(ROWS) == base.id(ROWS)
+    assert dataclasses.replace(base, **change).id(ROWS) != base.id(ROWS)
 
 
 def test_the_id_follows_every_bit_of_the_data():
@@ -128,7 +171,7 @@ def test_the_id_follows_every_bit_of_the_data():
     obs = one.data.demonstrations.expert.transitions.obs
     obs[0, 0] = np.nextafter(obs[0, 0], np.float32(9))
     changed = Prepared(one.data.key, one.data.demonstrations, {}, {})
-    assert one.cell.id(changed.sha256) != one.id
+    assert one.cell.id(changed.description) != one.id
 
 
 def test_reported_evaluations_have_more_episodes():
@@ -192,9 +235,9 @@ def test_presets_can_be_changed():
         (["full-replay", "--replay", "x", "--methods", "oracle"], "has no oracle"),
         (["noisy-expert", "--iterations", "10", "--evaluate-every", "3"], "multiple of evaluate-every"),
         (["noisy-expert", "--set", "nonsense=1"], "--set nonsense=1"),
-        (["noisy-expert", "--set", "hidden=a"], "no value for hidden"),
-        (["noisy-expert", "--set", "learning_rate=nan"], "no value for learning_rate"),
-        (["noisy-expert", "--set", "wbcu.ratio=other"], "no value for ratio"),
+        (["noisy-expert", "--set", "hidden=a"], "not a value for hidden"),
+        (["noisy-expert", "--set", "learning_rate=nan"], "not a value for learning_rate"),
+        (["noisy-expert", "--set", "wbcu.ratio=other"], "not a value for ratio"),
         (["noisy-expert", "--set", "magic.hidden=1"], "unknown algorithm 'magic'"),
     ],
 )
@@ -285,7 +328,7 @@ def test_each_precision_has_its_own_program(tmp_path: Path):
     cells = [dataclasses.replace(cell(), precision=precision) for precision in ("float32", "bfloat16")]
     programs = plan(planned(*cells), Store(tmp_path))
     assert [[each.cell.precision for each in together] for together in programs] == [["float32"], ["bfloat16"]]
-    losses = [np.asarray(Program(together).advance(0, EVERY)["policy_loss"]) for together in programs]
+    losses = [np.asarray(make_program(together).advance(0, EVERY)["policy_loss"]) for together in programs]
     assert losses[0] != losses[1]
     np.testing.assert_allclose(losses[0], losses[1], rtol=0.05)
 
@@ -306,14 +349,14 @@ def test_finished_cells_are_skipped_and_damaged_ones_made_again(tmp_path: Path):
 
 
 def run(cells: list[Planned], store: Store, pool: Rollouts, stop_at: int | None = None) -> tuple[Outcome, list[int]]:
-    """A program, stopped at an iteration if told so, and the iterations at which it was heard of."""
+    """Run a program, stopped at an iteration if one is given; its outcome and the iterations that it reported."""
     heard: list[int] = []
-    keeper = store.checkpoints([each.id for each in cells])
+    under_way = store.program([each.id for each in cells])
 
     def stopped() -> bool:
         return stop_at is not None and heard[-1] >= stop_at
 
-    return run_program(cells, keeper, pool, heard.append, stopped), heard
+    return run_program(cells, under_way, pool, heard.append, stopped), heard
 
 
 @pytest.fixture
@@ -324,7 +367,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize("stop_at", [2, 4, 10])
 def test_stopped_and_continued_is_the_same_bit_for_bit(stop_at: int, tmp_path: Path, pool: Rollouts):
-    """Stopped between evaluations, at one, and where the last ones are pending."""
+    """Stopped between evaluations, at one, and while the last ones are pending."""
     cells = planned(*(cell("wbcu", seed, gradient_penalty=gp) for gp in (0.0, 1.0) for seed in (0, 1)))
     whole, _ = run(cells, Store(tmp_path / "whole"), pool)
     store = Store(tmp_path / "pieces")
@@ -345,28 +388,28 @@ def test_stopped_and_continued_is_the_same_bit_for_bit(stop_at: int, tmp_path: P
 @pytest.mark.usefixtures("short_chunks")
 def test_checkpoints_are_written_while_training_goes_on(tmp_path: Path, pool: Rollouts):
     cells = planned(cell("wbcu"))
-    keeper = Store(tmp_path).checkpoints([cells[0].id])
-    outcome = run_program(cells, keeper, pool, checkpoint_seconds=0.0)
-    found = keeper.load()
+    under_way = Store(tmp_path).program([cells[0].id])
+    outcome = run_program(cells, under_way, pool, checkpoint_seconds=0.0)
+    found = under_way.read()
     assert found is not None
     iteration, _, progress = found
     due = [row for row in outcome.members[0].evaluations if row["iteration"] <= iteration]
     assert progress["members"][0]["evaluations"] == due  # all that belong to it, though some had been pending
-    newest = sorted((keeper.path / "checkpoint").iterdir())[-1]
+    newest = sorted((under_way.path / "checkpoint").iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:-1])
-    earlier = keeper.load()
+    earlier = under_way.read()
     assert earlier is None or earlier[0] < iteration
 
 
 def test_an_unfinished_program_is_continued_as_it_was(tmp_path: Path, pool: Rollouts):
-    """More seeds are asked for later: the program under way keeps its members, the new cells get their own."""
+    """More seeds are asked for later: the unfinished program keeps its members, the new cells get their own."""
     store = Store(tmp_path)
     first = planned(cell("bc", 0), cell("bc", 1))
-    keeper = store.checkpoints([each.id for each in first])
-    keeper.keep(4, {}, {"members": [], "wall_seconds": 0.0})
+    under_way = store.program([each.id for each in first])
+    under_way.write(4, {}, {"members": [], "wall_seconds": 0.0})
     cells = planned(*(cell("bc", seed) for seed in range(4)))
     assert [[each.cell.seed for each in one] for one in plan(cells, store)] == [[0, 1], [2, 3]]
-    (keeper.path / "program.json").write_text("{}")
+    (under_way.path / "program.json").write_text("{}")
     assert [[each.cell.seed for each in one] for one in plan(cells, store)] == [[0, 1, 2, 3]]
     with pytest.raises(InputError, match="does not fit"):
         run(first, store, pool)
@@ -379,12 +422,13 @@ def test_a_deadline_stops_before_the_next_program(tmp_path: Path):
     assert evaluations(store) == {}
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The command line repeats Ctrl-C every two seconds; a program may need longer to write its checkpoint."""
     started, order = threading.Event(), []
     plan = planned(cell())
 
-    def slow(planned: Any, keeper: Any, rollouts: Any, advanced: Any, stopped: Any, seconds: float) -> Outcome:
+    def slow(planned: Any, checkpoints: Any, rollouts: Any, advanced: Any, stopped: Any, seconds: float) -> Outcome:
         started.set()
         while not stopped():
             time.sleep(0.01)
@@ -456,18 +500,18 @@ def test_a_program_that_fails_is_cut_until_the_culprit_is_alone(tmp_path: Path, 
     store = Store(tmp_path)
     cells = planned(*(cell("bc", seed) for seed in range(4)))
     culprit, starts = cells[2].id, []
-    submit, advance = program.submit, Program.advance
+    evaluate, advance = runner.Run.evaluate, Program.advance
 
-    def failing(each: Program, pool: Rollouts, members: Any, iteration: int, *rest: Any) -> Any:
-        if iteration == 8 and culprit in [one.id for one in each.planned]:
+    def failing(each: runner.Run, iteration: int) -> Any:
+        if iteration == 8 and 2 in [member.seed for member in each.trainee.each]:  # type: ignore[attr-defined]
             raise ArithmeticError("the joints came apart")
-        return submit(each, pool, members, iteration, *rest)
+        return evaluate(each, iteration)
 
     def watched(each: Program, position: int, steps: int) -> Any:
-        starts.append((len(each.planned), position))
+        starts.append((len(each), position))
         return advance(each, position, steps)
 
-    monkeypatch.setattr(program, "submit", failing)
+    monkeypatch.setattr(runner.Run, "evaluate", failing)
     monkeypatch.setattr(Program, "advance", watched)
     view = quiet_view(4)
     assert run_local([cells], store, view, num_workers=1, checkpoint_seconds=0.0)
@@ -476,7 +520,7 @@ def test_a_program_that_fails_is_cut_until_the_culprit_is_alone(tmp_path: Path, 
     assert "Traceback" in failure
     assert "ArithmeticError: the joints came apart" in failure
     firsts = [next(at for members, at in starts if members == size) for size in (2, 1)]
-    assert all(first > 0 for first in firsts)  # the halves went on from the checkpoint
+    assert all(first > 0 for first in firsts)  # the halves continued from the checkpoint
     monkeypatch.undo()
     whole = Store(tmp_path / "whole")
     assert run_local([cells], whole, quiet_view(4), num_workers=1)
@@ -501,7 +545,12 @@ def test_finite_members():
 # Padding
 
 
-PADDED = [("bc", {}), ("dwbc", {"discriminator_every": 2}), ("wbcu", {"gradient_penalty": 10.0}), ("demodice", {})]
+PADDED = [
+    ("bc", {}),
+    ("wbcu", {"gradient_penalty": 10.0}),
+    pytest.param("dwbc", {"discriminator_every": 2}, marks=pytest.mark.long),
+    pytest.param("demodice", {}, marks=pytest.mark.long),
+]
 
 
 def two_environments(method: str, settings: dict[str, Any]) -> list[Planned]:
@@ -511,7 +560,7 @@ def two_environments(method: str, settings: dict[str, Any]) -> list[Planned]:
 @pytest.mark.parametrize(("method", "settings"), PADDED)
 def test_a_padded_member_learns_what_it_learns_alone(method: str, settings: dict[str, Any]):
     cells = two_environments(method, settings)
-    together, alone = Program(cells), [Program(cells[:2]), Program(cells[2:])]
+    together, alone = make_program(cells), [make_program(cells[:2]), make_program(cells[2:])]
     for each in (together, *alone):
         each.advance(0, ITERATIONS)
     for (_, padded), each in zip(together.policies(), alone, strict=True):
@@ -519,13 +568,12 @@ def test_a_padded_member_learns_what_it_learns_alone(method: str, settings: dict
         for ours, theirs in zip(padded.layers, own.layers, strict=True):
             np.testing.assert_allclose(ours.kernel, theirs.kernel, atol=1e-5)
             np.testing.assert_allclose(ours.bias, theirs.bias, atol=1e-5)
-    first, _ = together.policies()[0]
-    assert first.members == [0, 1]
+    assert [group.members for group in together.policies()] == [[0, 1], [2, 3]]
 
 
 def test_padding_is_wiped_and_must_be():
     cells = two_environments("wbcu", {"gradient_penalty": 10.0})
-    kept, wiped = Program(cells), Program(cells)
+    kept, wiped = make_program(cells), make_program(cells)
     masks = kept.members.algorithm.masks  # type: ignore[attr-defined]
     everything = [None if mask is None else np.ones_like(mask) for mask in masks]
     kept.members = kept.members._replace(
@@ -562,7 +610,7 @@ def test_the_view_counts(tmp_path: Path):
         advanced(4)
         advanced(8)
         assert "1 of 3 cells done, 2 running, 0 failed, about" in view.summary()
-        console.print(view.render())
+        view.display._bars.refresh()
         view.end(0, Settled(finished=1, failed=1))
         assert view.summary().startswith("2 of 3 cells done, 0 running, 1 failed")
     assert "8/12" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -624,7 +672,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(out: Path, *more: str) -> list[str]:
     small = ["--set", "hidden=4,4", "batch_size=8", "--pool", "10", "--workers", "1"]
-    schedule = ["--iterations", "3000", "--episodes", "1", "--early-episodes", "1", "--methods", "bc", "wbcu"]
+    schedule = ["--iterations", "600", "--episodes", "1", "--early-episodes", "1", "--methods", "bc", "wbcu"]
     return [
         "reproduce",
         "noisy-expert",
@@ -647,6 +695,7 @@ def with_recordings(out: Path, recordings: Path) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_killed_continued_and_run_again_with_nothing_left(
     recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -691,7 +740,7 @@ def test_a_method_is_added_to_the_tables(recordings: Path, tmp_path: Path, capsy
     assert rows("bc") == {"bc"}
     assert rows("nbcu", "--iterations", "40", "--add") == {"bc", "nbcu"}
     said = (out / "tables" / "noisy-expert.md").read_text()
-    assert "after 3,000 iterations in float32 (NBCU: 40 iterations in float32)" in said
+    assert "after 600 iterations in float32 (NBCU: 40 iterations in float32)" in said
     assert rows("nbcu", "--iterations", "40", "--precision", "bfloat16") == {"nbcu"}
     assert "after 40 iterations in bfloat16. " in (out / "tables" / "noisy-expert.md").read_text()
     (out / "grids" / "noisy-expert.json").write_text("{")

@@ -69,6 +69,7 @@ def drive(out: str) -> None:
     nodes.shutdown()
 
 
+@pytest.mark.long
 def test_a_killed_node_leaves_the_table_unchanged(tmp_path: Path):
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     environment = {
@@ -87,7 +88,7 @@ def test_a_killed_node_leaves_the_table_unchanged(tmp_path: Path):
     answer = json.loads((there.path / "answer.json").read_text())
     assert (answer["complete"], answer["done"], answer["failed"]) == (True, 4, 1)
     assert answer["killed"] == [0]  # in the middle: no cell was finished
-    again = re.search(r"its node died; going on from iteration (\d+)", answer["said"])
+    again = re.search(r"its node died; continuing from iteration (\d+)", answer["said"])
     assert again
     assert int(again[1]) > 0
 

@@ -268,7 +268,7 @@ class TestRobomimic:
         for options, part in (
             ({"episodes": 2, "filter_key": "train"}, "mask/train"),
             ({"episodes": 2, "filter_key": "a/b"}, "not a name"),
-            ({"episodes": 2, "filter_key": "x", "weights": True}, "choose one"),
+            ({"episodes": 2, "filter_key": "x", "weights": True}, "not both"),
         ):
             with pytest.raises(InputError, match=part):
                 filter_dataset(source, scores, tmp_path / "l.hdf5", **options)
@@ -455,7 +455,7 @@ def test_the_data_must_be_what_was_scored(tmp_path: Path) -> None:
         (["--episodes", "3"], "a number up to 2"),
         (["--episodes", "1.5"], "neither a share"),
         (["--episodes", "-1"], "neither a share"),
-        (["--top", "0.5", "--threshold", "0.5"], "choose one"),
+        (["--top", "0.5", "--threshold", "0.5"], "only one of"),
         (["--scores", "nowhere"], "nowhere: no scores here"),
         (["--scores", "damaged"], "not a summary of scores"),
         (["--scores", "torn"], "scores.parquet: cannot read the scores"),

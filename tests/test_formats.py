@@ -21,7 +21,7 @@ from layouts import Episode, episode, frames, joined, lerobot_v2, lerobot_v3, np
 from test_data import HOPPER, Bomb, assert_same, make_dataset, raw_file
 
 from demosift.data import digest_source, load, open_pair, open_rows, read_dataset, write_dataset, write_hdf5
-from demosift.data.formats.hdf5_rows import HDF5Rows
+from demosift.data.formats.hdf5.rows import HDF5Rows
 from demosift.types import Dataset, EnvironmentSpec, InputError
 
 EPISODES = {number: episode(number, 5 + number) for number in (0, 1, 2, 10)}
@@ -484,15 +484,15 @@ def test_native_rows_whatever_is_absent(tmp_path: Path, absent: tuple[str, ...],
 
 def test_rows_of_a_pair_have_the_same_units(tmp_path: Path) -> None:
     small, large = np.full((10, 3), 0.5, np.float32), np.full((10, 3), 2, np.float32)
-    expert, pile = raw_file(tmp_path / "e.hdf5", actions=small), raw_file(tmp_path / "p.hdf5", actions=large)
+    expert, supplementary = raw_file(tmp_path / "e.hdf5", actions=small), raw_file(tmp_path / "p.hdf5", actions=large)
     for mode in ("rescale", "clip"):
-        both, rows = load(expert, pile, actions=mode), open_pair(expert, pile, actions=mode)
+        both, rows = load(expert, supplementary, actions=mode), open_pair(expert, supplementary, actions=mode)
         for dataset, part in zip((both.expert, both.supplementary), rows, strict=True):
             assert dataset is not None
             np.testing.assert_array_equal(next(part.blocks())[1], dataset.transitions.action)
-    with h5py.File(pile, "a") as file:
+    with h5py.File(supplementary, "a") as file:
         file.attrs["action_low"], file.attrs["action_high"] = [-4.0] * 3, [4.0] * 3
-    assert (open_pair(expert, pile)[0].take(np.arange(10))[1] == 0.125).all()
+    assert (open_pair(expert, supplementary)[0].take(np.arange(10))[1] == 0.125).all()
     folder = npz_folder(tmp_path / "npz", EPISODES)
     with pytest.raises(InputError, match="observations: columns: 5, but 2"):
         open_pair(expert, folder)
@@ -510,7 +510,7 @@ def test_a_pair_is_joined_of_the_same_keys(tmp_path: Path) -> None:
     for read in (load, open_pair):
         read(path, tmp_path / "native.hdf5")
         for other in (f"{path}::obs=robot0_eef_pos,object", folder):
-            with pytest.raises(InputError, match=r"observations: joined of .*, but of object, robot0_eef_pos in"):
+            with pytest.raises(InputError, match=r"observations: joined from .*, but from object, robot0_eef_pos in"):
                 read(path, other)
 
 

@@ -105,12 +105,15 @@ def demonstrations() -> Demonstrations:
 
 def stacked(algorithm: Algorithm) -> tuple[members.Members, Any]:
     data = demonstrations()
-    together = members.stack_members([algorithm], [0, 1], [data], [Normaliser.identity(data.expert.obs_dim)])
+    together = members.stack_members(
+        members.every_member([algorithm], [0, 1], [data], [Normaliser.identity(data.expert.obs_dim)])
+    )
     return together, members.init_members(together)
 
 
 # A pass forward and one back for a policy and for a network on data, three kernels where a penalty is; DWBC's
 # discriminator has one hidden layer and stays with XLA.
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kernels"), [("bc", 2), ("wbcu", 7), ("demodice", 12), ("dwbc", 2)])
 def test_a_gpu_would_run_them(name: str, kernels: int, monkeypatch: pytest.MonkeyPatch):
     """The whole training program, brought into the form that a GPU's compiler takes; there need not be one."""
@@ -127,6 +130,7 @@ def test_a_gpu_would_run_them(name: str, kernels: int, monkeypatch: pytest.Monke
     jax.clear_caches()  # programs for a GPU that is not there
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REGISTRY)
 def test_training_in_bf16_is_near_training_in_float32(name: str):
     algorithm = tiny(name)

@@ -1,6 +1,8 @@
 """Imports point one way: read -> normalise -> weigh -> train -> evaluate -> report. And only training needs JAX."""
 
 import ast
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,18 @@ ORDER: list[list[str]] = [
 ]
 PLACE = {room: place for place, room in enumerate(room for level in ORDER for room in level)}
 NEW_ROOM = "a new room: give it its place in ORDER"
-WITHOUT_JAX = {"types", "files", "progress", "data", "policy", "simulation", "results", "tasks", "report", "theory"}
+WITHOUT_JAX = {
+    "types",
+    "files",
+    "progress",
+    "data",
+    "policy",
+    "simulation",
+    "results",
+    "tasks",
+    "report",
+    "theory",
+}
 
 SOURCES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = {name.removesuffix(".__init__"): path.read_text() for name, path in SOURCES.items() if name != "__init__"}
@@ -59,15 +72,14 @@ def backwards(module: str, source: str) -> list[str]:
     return sorted(other for other in rooms if PLACE[other] > PLACE[room(module)])
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_one_way(module: str):
-    assert room(module) in PLACE, NEW_ROOM
-    assert backwards(module, MODULES[module]) == []
+def test_imports_point_one_way():
+    assert {room(module) for module in MODULES} <= PLACE.keys(), NEW_ROOM
+    assert {module: wrong for module, source in MODULES.items() if (wrong := backwards(module, source))} == {}
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room(module) in WITHOUT_JAX])
-def test_reading_simulating_and_reporting_never_name_jax(module: str):
-    assert not {name for name in imports(MODULES[module]) if room(name) in ("jax", "optax", "flax")}
+def test_reading_simulating_and_reporting_never_name_jax():
+    light = {module: imports(source) for module, source in MODULES.items() if room(module) in WITHOUT_JAX}
+    assert [module for module, names in light.items() if {"jax", "optax", "flax"} & set(map(room, names))] == []
 
 
 def test_reading_simulating_and_reporting_never_load_jax():
@@ -90,3 +102,45 @@ def test_reading_simulating_and_reporting_never_load_jax():
 def test_an_import_backwards_shows(line: str):
     assert backwards("data.formats.hdf5", line) == ["learning"]
     assert backwards("cli.verbs", line) == []
+
+
+# Documents name modules that exist.
+
+REPOSITORY = Path(__file__).parent.parent
+# Not the changelog, which also says where things were.
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "results/README.md", "docs/**/*.md"]
+
+
+def missing(text: str) -> list[str]:
+    """The files and names of the package that a document mentions and that are not there."""
+    paths = re.findall(r"`([\w/]+\.py)`", text)
+    homes = (REPOSITORY, REPOSITORY / "src", REPOSITORY / "src/demosift")
+    lost = [path for path in paths if not any((home / path).is_file() for home in homes)]
+    for name in re.findall(r"\bdemosift(?!\.json)(?:\.\w+)+", text):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            lost.append(name)
+    return lost
+
+
+@pytest.mark.parametrize("pattern", DOCUMENTS)
+def test_documents_name_what_exists(pattern: str):
+    documents = list(REPOSITORY.glob(pattern))
+    assert documents
+    assert {document.name: lost for document in documents if (lost := missing(document.read_text()))} == {}
+
+
+def test_a_name_that_moved_shows():
+    moved = "`fused.py`, `tests/test_layers.py`, `learning/runner.py`, demosift.runs, demosift.fit, demosift.fitted"
+    assert missing(moved) == ["fused.py", "demosift.runs", "demosift.fitted"]
+
+
+def test_the_readme_shows_every_room_on_its_level():
+    layout = (REPOSITORY / "README.md").read_text().partition("## Layout")[2].split("```")[1]
+    levels: list[list[str]] = []
+    for number, name in re.findall(r"^  (\d| )  (\w+)(?:/|\.py) ", layout, re.MULTILINE):
+        if number != " ":
+            levels.append([])
+        levels[-1].append(name)
+    assert levels == ORDER

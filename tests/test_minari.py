@@ -15,7 +15,7 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 from test_data import HOPPER, assert_same, make_dataset
 
-from demosift.data import load, read_dataset, read_minari, write_dataset, write_hdf5, write_minari
+from demosift.data import load, read_dataset, write_dataset, write_hdf5, write_minari
 from demosift.types import EnvironmentSpec, InputError
 
 # Minari's collector drops its temporary folders without closing them.
@@ -98,7 +98,7 @@ def test_round_trip_keeps_every_bit(seed: int, discrete: bool) -> None:
 def test_interrupted_chains_are_cut_and_every_row_is_kept(tmp_path: Path) -> None:
     dataset = make_dataset(rows=80).take(np.flatnonzero(np.arange(80) % 5 != 2))
     write_minari(dataset, tmp_path / "folder")
-    again = read_minari(tmp_path / "folder")
+    again = read_dataset(tmp_path / "folder")
     assert_same(replace(dataset, timeout=again.timeout), again)
     assert again.num_episodes > dataset.num_episodes
     assert set(dataset.episode_ends) <= set(again.episode_ends)

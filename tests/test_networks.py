@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ import numpy as np
 import numpy_reference as reference
 import pytest
 
-from demosift.algorithms import DWBC, WBCU, Batch, DemoDICE, dwbc, wbcu
+from demosift.algorithms import DWBC, REGISTRY, WBCU, Batch, DemoDICE, dwbc, make_algorithm, wbcu
+from demosift.learning.acting import numpy_policy
+from demosift.learning.cloning import clone
 from demosift.learning.learner import start
 from demosift.learning.networks import (
     FLOAT32_EPSILON,
@@ -25,7 +27,7 @@ from demosift.learning.networks import (
     scalar,
     value_and_slope,
 )
-from demosift.types import Transitions
+from demosift.types import InputError, Transitions
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +90,7 @@ def test_value_and_slope_is_plain_differentiation(depth: int, last_bias: bool):
 
 @pytest.mark.parametrize(("depth", "last_bias"), SHAPES)
 def test_value_and_slope_matches_numpy(depth: int, last_bias: bool):
-    """And each of the three cotangents counts: without it the gradient is another one."""
+    """Each of the three cotangents counts: without it the gradient differs."""
     (network, x, at), bars, ours, _ = jax.tree.map(np.asarray, passes(depth, last_bias))
     (value, value_at, slope), (network_bar, x_bar, at_bar) = ours
     values, values_at = reference.forward(network, x), reference.forward(network, at)
@@ -136,7 +138,8 @@ def test_second_order_gradients_are_finite_differences(what: str):
         if what == "critic":
             after, value, _ = DemoDICE(nu_penalty=0.5, alpha=0.4, batch_size=8).criticise(learner, batch, reward)
         else:
-            after, value, _, _ = wbcu.discriminate(learner, batch, 0.1, 5.0, what)
+            after, _, metrics = wbcu.discriminate(learner, batch, 0.1, 5.0, what)
+            value = metrics["discriminator_loss"]
         return value, jax.tree.map(lambda first_moment: 10.0 * first_moment, after.moments.mu)
 
     gradient = jax.tree.leaves(loss_and_gradient(leaves)[1])
@@ -163,9 +166,9 @@ def test_apply():
     assert scalar((first, Layer(last, None)), x).shape == (1,)
 
 
-def constant_policy(mean: list[float], log_std: list[float]) -> TanhGaussian:
+def constant_policy(mean: list[float], log_std: list[float], mean_limit: float = 7.0) -> TanhGaussian:
     """A policy whose last layer is a bias: it says the same in every state."""
-    return TanhGaussian((Layer(jnp.zeros((1, 2 * len(mean))), jnp.asarray(mean + log_std)),))
+    return TanhGaussian((Layer(jnp.zeros((1, 2 * len(mean))), jnp.asarray(mean + log_std)),), mean_limit)
 
 
 def log_prob(mean: float, log_std: float, action: float) -> float:
@@ -212,18 +215,19 @@ def test_log_prob_in_float32_stays_finite():
         assert np.isfinite(number).all()
 
 
-@pytest.mark.parametrize(("limit", "log_prob_of"), [(7.0, None), (9.0, dwbc.log_prob_per_dimension)])
+@pytest.mark.parametrize("log_prob_of", [TanhGaussian.log_prob, dwbc.log_prob_per_dimension])
+@pytest.mark.parametrize("limit", [7.0, 9.0])
 def test_clips_have_no_gradient_outside(limit: float, log_prob_of: Any):
-    """Means clipped at 7 (DWBC: 9) and log-stds at [-5, 2]: values and gradients on both sides of every edge."""
+    """Means clipped at the network's limit, log-stds at [-5, 2]: values and gradients on both sides of every edge."""
     inside = limit - 0.1
     mean = [inside, limit + 0.1, -inside, -limit - 0.1, 0.0, 0.0, 0.0, 0.0]
     log_std = [0.0, 0.0, 0.0, 0.0, -4.9, -5.1, 1.9, 2.1]
     obs, action = jnp.zeros((1, 1)), jnp.full((1, 8), 0.3)
 
     def total(policy: TanhGaussian) -> Any:
-        return jnp.sum((log_prob_of or TanhGaussian.log_prob)(policy, obs, action))
+        return jnp.sum(log_prob_of(policy, obs, action))
 
-    value, gradient = jax.value_and_grad(total)(constant_policy(mean, log_std))
+    value, gradient = jax.value_and_grad(total)(constant_policy(mean, log_std, limit))
     by_mean, by_log_std = np.split(np.asarray(gradient.layers[0].bias), 2)
     u = math.atanh(0.3)
     clipped_mean, clipped = np.clip(mean, -limit, limit), np.clip(log_std, -5.0, 2.0)
@@ -232,6 +236,70 @@ def test_clips_have_no_gradient_outside(limit: float, log_prob_of: Any):
     close(value, wanted.sum(), rtol=1e-6)
     close(by_mean, deviation * np.exp(-clipped) * [1, 0, 1, 0, 1, 1, 1, 1])
     close(by_log_std, (deviation**2 - 1.0) * [1, 1, 1, 1, 1, 0, 1, 0])
+
+
+def test_a_policy_trains_and_acts_at_one_limit():
+    """`clone` stops pulling the mean where the NumPy policy stops following it, whatever the limit."""
+    rows = make_batch(np.random.default_rng(0), rows=4, obs=1, action=1).union
+    for limit, moves in ((1.5, False), (2.5, True)):
+        policy = constant_policy([2.0], [0.0], limit)
+        learner, _ = clone(start(policy), rows, jnp.ones(4), 0.1)
+        mean = learner.params.layers[0].bias[0]
+        assert (float(mean) != 2.0) is moves
+        stacked = jax.tree.map(lambda leaf: leaf[None], policy)
+        action = numpy_policy(stacked, np.zeros((1, 1)), np.ones((1, 1))).act(np.zeros((1, 1, 1)))
+        assert action.item() == pytest.approx(math.tanh(min(limit, 2.0)), rel=1e-6)
+
+
+def test_a_policy_is_a_tree_whose_limit_is_compared():
+    """Old checkpoints name the arrays like this, and a program compiled for one limit never runs for another."""
+    policy, other = constant_policy([1.0], [0.0]), constant_policy([1.0], [0.0], 9.0)
+    paths, _ = jax.tree_util.tree_flatten_with_path({"policy": start(policy)})
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    assert names[:2] == [f"['policy'].params.layers[0].{part}" for part in ("kernel", "bias")]
+    assert "['policy'].moments.mu.layers[0].kernel" in names
+    assert jax.tree.structure(policy) == jax.tree.structure(constant_policy([2.0], [0.0]))
+    assert jax.tree.structure(policy) != jax.tree.structure(other)
+    assert jax.tree.structure(policy) != jax.tree.structure(Categorical(policy.layers))
+    limit_of = jax.jit(lambda policy: policy.moments(jnp.zeros((1, 1)))[0])
+    wide = [constant_policy([20.0], [0.0], limit) for limit in (7.0, 9.0)]
+    assert [float(limit_of(each)[0, 0]) for each in wide] == [7.0, 9.0]
+
+
+def test_which_limit_each_algorithm_has():
+    batch = make_batch(np.random.default_rng(0), rows=2, obs=3, action=2)
+    limits = {}
+    for name in REGISTRY:
+        each = make_algorithm(name, {"hidden": (4, 4)})
+        state = jax.eval_shape(lambda key, each=each: each.init(batch, key), jax.random.key(0))
+        limits[name] = each.policy(state).mean_limit
+    assert limits.pop("dwbc") == 9.0
+    assert set(limits.values()) == {7.0}
+
+
+def test_members_become_a_numpy_policy():
+    """Stacked members; normalisers that are fewer are taken in turn; a network of no known kind is refused."""
+    members = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(constant_policy([m], [0.0]) for m in (0.1, 0.2, 0.3, 0.4))
+    )
+    shift, scale = np.asarray([[1.0], [2.0]]), np.ones((2, 1))
+    policy = numpy_policy(members, shift, scale, metadata={"a": "b"})
+    assert (policy.kind, policy.mean_limit, policy.num_members, policy.metadata) == (
+        "tanh-gaussian",
+        7.0,
+        4,
+        {"a": "b"},
+    )
+    assert policy.shift.ravel().tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert policy.layers[0].bias[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    discrete = numpy_policy(Categorical(members.layers), shift, scale)
+    assert (discrete.kind, discrete.mean_limit) == ("categorical", None)
+
+    class Mixture(NamedTuple):
+        layers: Any
+
+    with pytest.raises(InputError, match="Mixture: a policy network's kind is tanh-gaussian or categorical, not"):
+        numpy_policy(Mixture(members.layers), shift, scale)
 
 
 def test_dwbc_log_prob():

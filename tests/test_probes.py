@@ -84,7 +84,7 @@ def chosen(name: str) -> Run:
 
 
 def weights(run: Run, problem: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of the expert's rows and of the pile's."""
+    """The weights of the expert's rows and of the pile's."""
     weight = train.weigh(run, CONTINUOUS[problem])[list(CONTINUOUS).index(problem)]
     return weight[:NUM_EXPERT], weight[NUM_EXPERT:]
 

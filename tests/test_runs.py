@@ -1,4 +1,4 @@
-"""The run folder: whose it is, what a kill or a bad disk leaves of it, and what is read back."""
+"""The run folder: which run it belongs to, what a kill or a bad disk leaves in it, and what is read back."""
 
 import errno
 import json
@@ -11,17 +11,17 @@ import pytest
 from conftest import tree
 
 from demosift import files
-from demosift.files import digest, json_line, plain
+from demosift.files import Unusable, digest, json_line, plain
 from demosift.policy import Layer, Policy
-from demosift.results import run as runs
-from demosift.results.run import IDENTITY, Row, Run, RunFolder, load_run
+from demosift.results import checkpoint
+from demosift.results.run import IDENTITY, Row, Run, RunFolder, load_run, read_run
 from demosift.types import InputError
 
 
 def config(**changes: Any) -> Row:
     identity = {
         "algorithm": "bc",
-        "members": [{"seed": 0}],
+        "members": [{"algorithm": "bc", "seed": 0}],
         "data": [{"sha256": "ab"}],
         "normalise": "union",
         "precision": "bfloat16",
@@ -93,7 +93,7 @@ class TestClaim:
 
     def test_an_unreadable_configuration_is_refused(self, folder: RunFolder):
         folder.config.write_text("{")
-        with pytest.raises(InputError, match=r"config.json: not readable as JSON"):
+        with pytest.raises(InputError, match=r"config.json: not JSON, or cut short"):
             folder.claim(config(), resume=True)
         assert tree(folder.path) == {"config.json": b"{"}
 
@@ -112,36 +112,39 @@ class TestClaim:
 class TestCheckpoints:
     def test_the_newest_is_read(self, folder: RunFolder):
         for iteration in (10, 20, 30):
-            folder.write_checkpoint(iteration, state(iteration))
-        assert [path.name for path in folder.checkpoint_files()] == ["0000000020.safetensors", "0000000030.safetensors"]
-        iteration, arrays = folder.read_checkpoint() or (0, {})
+            folder.checkpoints.write(iteration, state(iteration))
+        assert [path.name for path in folder.checkpoints.states()] == [
+            "0000000020.safetensors",
+            "0000000030.safetensors",
+        ]
+        iteration, arrays, _ = folder.checkpoints.read() or (0, {}, {})
         assert iteration == 30
         assert digest(arrays) == digest(state(30))
 
     def test_none_before_the_first(self, folder: RunFolder):
-        assert folder.read_checkpoint() is None
+        assert folder.checkpoints.read() is None
 
     @pytest.mark.parametrize("how", ["bit flip", "header", "cut short", "empty"])
     def test_a_damaged_one_is_passed_over(self, folder: RunFolder, how: str):
         for iteration in (10, 20):
-            folder.write_checkpoint(iteration, state(iteration))
-        damage(folder.checkpoint_files()[-1], how)
-        assert (folder.read_checkpoint() or (0,))[0] == 10
-        damage(folder.checkpoint_files()[0], how)
-        assert folder.read_checkpoint() is None
+            folder.checkpoints.write(iteration, state(iteration))
+        damage(folder.checkpoints.states()[-1], how)
+        assert (folder.checkpoints.read() or (0,))[0] == 10
+        damage(folder.checkpoints.states()[0], how)
+        assert folder.checkpoints.read() is None
 
     def test_without_the_digest_a_bit_flip_would_pass(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(runs, "digest", lambda arrays: "")
-        folder.write_checkpoint(10, state())
-        damage(folder.checkpoint_files()[0], "bit flip")
-        _, arrays = folder.read_checkpoint() or (0, {})
+        monkeypatch.setattr(checkpoint, "digest", lambda arrays: "")
+        folder.checkpoints.write(10, state())
+        damage(folder.checkpoints.states()[0], "bit flip")
+        _, arrays, _ = folder.checkpoints.read() or (0, {}, {})
         assert digest(arrays) != digest(state())
 
     @pytest.mark.parametrize("call", ["replace", "fsync"])
     def test_a_full_disk_is_said_and_costs_no_checkpoint(
         self, folder: RunFolder, call: str, monkeypatch: pytest.MonkeyPatch
     ):
-        folder.write_checkpoint(10, state(10))
+        folder.checkpoints.write(10, state(10))
         before = tree(folder.path)
 
         def full(*_: Any) -> None:
@@ -150,14 +153,33 @@ class TestCheckpoints:
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
             with pytest.raises(InputError, match=r"0000000020.safetensors: cannot write: No space left on device"):
-                folder.write_checkpoint(20, state(20))
+                folder.checkpoints.write(20, state(20))
         assert tree(folder.path) == before
-        assert (folder.read_checkpoint() or (0,))[0] == 10
+        assert (folder.checkpoints.read() or (0,))[0] == 10
 
     def test_what_a_kill_left_half_written_is_no_checkpoint(self, folder: RunFolder):
-        folder.write_checkpoint(10, state())
-        (folder.checkpoints / ".0000000020.0123abcd.partial.safetensors").write_bytes(b"half")
-        assert (folder.read_checkpoint() or (0,))[0] == 10
+        folder.checkpoints.write(10, state())
+        (folder.checkpoints.path / ".0000000020.0123abcd.partial.safetensors").write_bytes(b"half")
+        assert (folder.checkpoints.read() or (0,))[0] == 10
+
+    def test_a_note_comes_back_and_is_covered_by_the_digest(self, folder: RunFolder):
+        note = {"members": [{"failure": None, "evaluations": [1.5]}]}
+        folder.checkpoints.write(10, state(), note)
+        found = folder.checkpoints.read()
+        assert found is not None
+        assert found.note == note
+        path = folder.checkpoints.states()[0]
+        path.write_bytes(path.read_bytes().replace(b"1.5", b"2.5"))
+        assert folder.checkpoints.read() is None
+
+    @pytest.mark.parametrize("name", ["progress", "note"])
+    def test_notes_of_earlier_releases_are_read(self, folder: RunFolder, name: str):
+        """Notes used to be bytes of JSON inside a tensor."""
+        folder.checkpoints.write(10, {**state(), name: np.frombuffer(b'{"curve": [1]}', np.uint8)})
+        found = folder.checkpoints.read()
+        assert found is not None
+        assert found.note == {"curve": [1]}
+        assert digest(found.arrays) == digest(state())
 
 
 class TestMetrics:
@@ -170,11 +192,12 @@ class TestMetrics:
     )
 
     def test_cut_back_to_the_checkpoint(self, folder: RunFolder):
-        """Its own evaluation came after it, so that goes too."""
+        """With its own evaluation, or without it."""
         folder.append_metrics(self.ROWS)
-        assert folder.cut_metrics(10) == list(self.ROWS[:3])
+        assert folder.cut_metrics(10, evaluated=True) == list(self.ROWS[:4])
+        assert folder.cut_metrics(10, evaluated=False) == list(self.ROWS[:3])
         assert folder.read_metrics() == list(self.ROWS[:3])
-        assert folder.cut_metrics(0) == []
+        assert folder.cut_metrics(0, evaluated=True) == []
         assert folder.metrics.read_bytes() == b""
 
     @pytest.mark.parametrize("rest", ['{"iteration": 20, "mem', "\x00\x00\x00", '{"iteration": 20}'])
@@ -183,8 +206,16 @@ class TestMetrics:
         whole = folder.metrics.read_bytes()
         with folder.metrics.open("a") as file:
             file.write(rest)
-        assert folder.cut_metrics(15) == list(self.ROWS)
+        assert folder.cut_metrics(15, evaluated=True) == list(self.ROWS)
         assert folder.metrics.read_bytes() == whole
+
+    def test_only_a_line_that_is_not_whole_ends_the_metrics(self, folder: RunFolder):
+        """A return that is not finite is null in the file: the report refuses such a run, but it can be continued."""
+        rows = [{"iteration": 5, "member": 0, "returns": [float("inf")]}, {"iteration": 10, "member": 0, "loss": 0.5}]
+        folder.append_metrics(rows)
+        assert folder.cut_metrics(10, evaluated=True) == [{**rows[0], "returns": [None]}, rows[1]]
+        with pytest.raises(Unusable, match=r"^run/metrics.jsonl, line 1: returns must be a list of numbers"):
+            read_run(folder.path, "run")
 
     def test_a_full_disk_is_said(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
         def full(_: int) -> None:
@@ -223,7 +254,7 @@ class TestRun:
         self.run().save(tmp_path / "run")
         loaded = load_run(tmp_path / "run")
         assert loaded.config == config()
-        assert loaded.members == [{"seed": 0}]
+        assert loaded.members == [{"algorithm": "bc", "seed": 0}]
         assert loaded.metrics == list(TestMetrics.ROWS)
         assert [row["iteration"] for row in loaded.evaluations] == [5, 10]
         assert loaded.state is not None
@@ -240,6 +271,22 @@ class TestRun:
         self.run().save(tmp_path / "a")
         load_run(tmp_path / "a").save(tmp_path / "b")
         assert tree(tmp_path / "a") == tree(tmp_path / "b")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ('{"hello": "world"}', r"algorithm is missing"),
+            ("[]", "not the config of a run"),
+            ('{"algorithm": "bc", "iterations": 5, "members": [{"algorithm": "bc"}]}', "members is missing"),
+            (json.dumps(config(rate=7)).replace("7", "1e999"), "a number is not finite"),
+        ],
+    )
+    def test_another_programs_config_is_refused(self, tmp_path: Path, text: str, message: str):
+        """Every reader applies the same check."""
+        (tmp_path / "config.json").write_text(text)
+        for read in (load_run, lambda path: read_run(path, str(path)), lambda path: RunFolder(path).claim(config())):
+            with pytest.raises(InputError, match=f"config.json: .*{message}"):
+                read(tmp_path)
 
     def test_no_run_to_load(self, tmp_path: Path):
         with pytest.raises(InputError, match=r"no run here \(config.json is missing\)"):

@@ -207,7 +207,7 @@ def test_update_is_the_reference(start, update, batches):
 
 
 def test_order_of_the_update_matters_and_is_the_stated_one(start, update, batches):
-    """The policy's gradient is taken at the critics of before; with the other order the numbers are others."""
+    """The policy's gradient is taken at the critics from before the update; with the other order the numbers differ."""
     other = ReferenceRun(to_reference(start), SMALL, policy_sees_new_critics=True)
     state = start
     for rows, noise in batches:

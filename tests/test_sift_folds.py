@@ -6,8 +6,8 @@ from conftest import random_dataset
 
 from demosift.data import open_rows
 from demosift.sift.folds import Copies, Plan, find_copies, hash_rows, make_plan, repeated_episodes, split_rows
-from demosift.sift.sample import Pool, sample_pool, survey
 from demosift.sift.training import held_out_rows, training_rows
+from demosift.sift.training_sample import TrainingSample, draw_training_sample, survey
 from demosift.types import Dataset, InputError, Transitions
 
 
@@ -20,13 +20,13 @@ def random_case(seed: int) -> tuple[Dataset, Dataset]:
     """One or many expert episodes; a pile with copies of them, of parts of them, and of its own episodes."""
     rng = np.random.default_rng(seed)
     expert = random_dataset(seed, int(rng.integers(30, 90)), episode=int(rng.choice([1000, 15, 3])))
-    pile = random_dataset(seed + 1000, int(rng.integers(30, 200)), episode=int(rng.choice([7, 40, 1000])))
-    parts = [pile]
+    supplementary = random_dataset(seed + 1000, int(rng.integers(30, 200)), episode=int(rng.choice([7, 40, 1000])))
+    parts = [supplementary]
     if rng.random() < 0.7:
         parts.append(expert)
     if rng.random() < 0.7:
-        starts = pile.episode_starts
-        parts.append(pile.take(slice(starts[-1], None)))
+        starts = supplementary.episode_starts
+        parts.append(supplementary.take(slice(starts[-1], None)))
     if rng.random() < 0.5:
         rows = rng.choice(len(expert), 5)
         parts.append(Dataset(Transitions(*(array[rows] for array in expert.transitions)), np.ones(5, bool)))
@@ -34,19 +34,19 @@ def random_case(seed: int) -> tuple[Dataset, Dataset]:
 
 
 def plan_of(
-    expert: Dataset, pile: Dataset, num_folds: int = 4, num_members: int = 3, seed: int = 0
+    expert: Dataset, supplementary: Dataset, num_folds: int = 4, num_members: int = 3, seed: int = 0
 ) -> tuple[Plan, Copies]:
-    first, second = open_rows(expert), open_rows(pile)
+    first, second = open_rows(expert), open_rows(supplementary)
     hashes = np.concatenate([survey(source, lambda _: None).hashes for source in (first, second)])
     copies = find_copies(hashes, len(expert))
     return make_plan(first, second, copies, num_folds, num_members, seed), copies
 
 
-def assert_no_leak(plan: Plan, expert: Dataset, pile: Dataset) -> None:
+def assert_no_leak(plan: Plan, expert: Dataset, supplementary: Dataset) -> None:
     """Compares the rows themselves, not their hashes."""
     rows = [
         obs.tobytes() + action.tobytes()
-        for part in (expert, pile)
+        for part in (expert, supplementary)
         for obs, action in zip(part.transitions.obs, part.transitions.action, strict=True)
     ]
     for model in range(plan.num_models):
@@ -57,30 +57,30 @@ def assert_no_leak(plan: Plan, expert: Dataset, pile: Dataset) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_row_is_weighed_by_a_model_that_saw_it(seed: int):
-    expert, pile = random_case(seed)
-    plan, _ = plan_of(expert, pile, seed=seed)
-    every = np.arange(len(expert) + len(pile))
+    expert, supplementary = random_case(seed)
+    plan, _ = plan_of(expert, supplementary, seed=seed)
+    every = np.arange(len(expert) + len(supplementary))
     for member in range(plan.num_members):
         model_of = plan.model_of(member, every)
         assert ((model_of >= member * 4) & (model_of < member * 4 + 4)).all()
         left_out = [plan.left_out(member * 4 + fold, every) for fold in range(4)]
         np.testing.assert_array_equal(np.sum(left_out, axis=0), 1)  # weighed, and once
-    assert_no_leak(plan, expert, pile)
+    assert_no_leak(plan, expert, supplementary)
     for model in range(plan.num_models):  # something to learn the expert from, and something to test it on
         of_expert = plan.left_out(model, slice(len(expert)))
         assert 0 < of_expert.sum() < len(expert)
 
 
 def test_a_leak_shows():
-    """Folds that do not know of copies fail the check above."""
+    """Folds that ignore copies fail the check above."""
     expert = random_dataset(0, 60, episode=1000)
-    pile = joined(random_dataset(1, 60), expert)
-    plan, copies = plan_of(expert, pile)
+    supplementary = joined(random_dataset(1, 60), expert)
+    plan, copies = plan_of(expert, supplementary)
     assert copies.shared[-60:].all()
-    ignorant = make_plan(open_rows(expert), open_rows(pile), Copies(np.arange(180), 60), 4, 3, 0)
+    ignorant = make_plan(open_rows(expert), open_rows(supplementary), Copies(np.arange(180), 60), 4, 3, 0)
     with pytest.raises(AssertionError):
-        assert_no_leak(ignorant, expert, pile)
-    assert_no_leak(plan, expert, pile)
+        assert_no_leak(ignorant, expert, supplementary)
+    assert_no_leak(plan, expert, supplementary)
 
 
 def test_episodes_stay_whole():
@@ -104,8 +104,8 @@ def test_one_episode_is_cut_into_stretches():
 
 def test_all_members_together_see_the_whole_expert_set():
     """The models that weigh a row of the pile leave out different parts of the expert's."""
-    expert, pile = random_dataset(0, 60, episode=1000), random_dataset(1, 60)
-    plan, _ = plan_of(expert, pile, num_folds=3, num_members=3)
+    expert, supplementary = random_dataset(0, 60, episode=1000), random_dataset(1, 60)
+    plan, _ = plan_of(expert, supplementary, num_folds=3, num_members=3)
     for row in (60, 119):
         models = [int(plan.model_of(member, np.array([row]))[0]) for member in range(3)]
         left_out = [plan.left_out(model, slice(60)) for model in models]
@@ -144,22 +144,22 @@ def test_expert_episodes_that_repeat_each_other_fill_all_folds():
     assert_no_leak(plan, expert, random_dataset(1, 60))
 
 
-def make_pool(expert: Dataset, pile: Dataset) -> Pool:
-    plan, _ = plan_of(expert, pile)
-    sources = open_rows(expert), open_rows(pile)
-    return sample_pool(*sources, survey(sources[1], lambda _: None).normaliser(), plan, 0)
+def make_sample(expert: Dataset, supplementary: Dataset) -> TrainingSample:
+    plan, _ = plan_of(expert, supplementary)
+    sources = open_rows(expert), open_rows(supplementary)
+    return draw_training_sample(*sources, survey(sources[1], lambda _: None).normaliser(), plan, 0)
 
 
 def test_models_train_and_are_stopped_on_different_rows():
     expert = random_dataset(0, 60, episode=1000)
-    pool = make_pool(expert, joined(random_dataset(1, 90), expert))
-    held_out = held_out_rows(pool, 0)
-    for model, (of_expert, of_union, of_pile) in enumerate(zip(*training_rows(pool), strict=True)):
-        assert not np.intersect1d(of_union, np.asarray(held_out.union[model])).size
-        assert not np.intersect1d(of_expert, np.asarray(held_out.expert[model])).size
-        np.testing.assert_array_equal(np.sort(np.concatenate([of_expert, of_pile])), of_union)
+    sample = make_sample(expert, joined(random_dataset(1, 90), expert))
+    held_out = held_out_rows(sample, 0)
+    for model, (of_expert, of_union, of_supplementary) in enumerate(zip(*training_rows(sample), strict=True)):
+        assert not np.intersect1d(of_union, np.asarray(held_out.union.row[model])).size
+        assert not np.intersect1d(of_expert, np.asarray(held_out.expert.row[model])).size
+        np.testing.assert_array_equal(np.sort(np.concatenate([of_expert, of_supplementary])), of_union)
         assert (of_expert < 60).all()
-        assert (of_pile >= 60).all()
+        assert (of_supplementary >= 60).all()
 
 
 def test_moments_are_those_of_all_rows():

@@ -6,8 +6,15 @@ import pytest
 
 from demosift.sift import neighbours
 from demosift.sift.folds import Plan
-from demosift.sift.neighbours import ActionCloseness, StateCloseness, closeness, make_references, nearest
-from demosift.sift.sample import Pool
+from demosift.sift.neighbours import (
+    action_closeness,
+    closeness,
+    find_nearest,
+    make_references,
+    nearest,
+    state_closeness,
+)
+from demosift.sift.training_sample import TrainingSample
 
 
 def sorted_distances(obs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -16,12 +23,32 @@ def sorted_distances(obs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray
     return order, np.take_along_axis(squared, order, axis=1)
 
 
-def random_pool(num_rows: int, num_models: int = 2) -> Pool:
+def random_sample(num_rows: int, num_models: int = 2) -> TrainingSample:
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(num_rows, 3)).astype(np.float32)
     action = rng.uniform(-1, 1, (num_rows, 2)).astype(np.float32)
     fold = (np.arange(num_rows) % num_models).astype(np.int8)
-    return Pool(obs, action, num_rows // 2, Plan(num_models, 1, fold, np.arange(num_rows) < num_rows // 2))
+    return TrainingSample(obs, action, num_rows // 2, Plan(num_models, 1, fold, np.arange(num_rows) < num_rows // 2))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_exact_search_finds_what_sorting_finds(count: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(neighbours, "CHUNK", 64)  # the last chunk is not full
+    rng = np.random.default_rng(1)
+    reference, obs = (rng.normal(size=(rows, 4)) for rows in (50, 200))
+    order, squared = sorted_distances(obs, reference)
+    index, distance = find_nearest(obs, reference, count)
+    assert (np.sort(index, axis=1) == np.sort(order[:, :count], axis=1)).all()
+    np.testing.assert_allclose(np.sort(distance, axis=1), np.sqrt(squared[:, :count]), rtol=1e-12)
+
+
+def test_rows_that_are_left_out_are_nobodys_neighbours():
+    states, number = np.random.default_rng(1).normal(size=(6, 2)), np.arange(6)
+    index, distance = find_nearest(states, states, 3, left_out=lambda part: number[part, None] % 2 == number % 2)
+    assert ((index % 2 != number[:, None] % 2) & np.isfinite(distance)).all()
+    index, distance = find_nearest(states, states, 3, left_out=lambda part: number[part, None] // 4 == number // 4)
+    assert np.isinf(distance[:4]).any(axis=1).all(), "of two rows that are left, no third is the nearest"
+    assert np.isfinite(distance[4:]).all()
 
 
 def test_the_nearest_are_found_in_order():
@@ -37,34 +64,34 @@ def test_the_nearest_are_found_in_order():
 
 @pytest.mark.parametrize("sizes", [(40, 33), (7, 3)])  # the smaller has fewer rows than neighbours are asked for
 def test_closeness_is_that_of_sorted_distances(sizes: tuple[int, int]):
-    pool = random_pool(120)
+    sample = random_sample(120)
     rows = [np.arange(size) for size in sizes]
-    references = make_references(pool, rows, 5)
+    references = make_references(sample, rows, 5)
     count = min(5, *sizes)
     for model, own in enumerate(rows):
-        order, squared = sorted_distances(pool.obs, pool.obs[own])
-        states = StateCloseness(references).features(model, pool.obs, pool.action)
+        order, squared = sorted_distances(sample.obs, sample.obs[own])
+        states = state_closeness(references, model, sample.obs, sample.action)
         np.testing.assert_allclose(states, closeness(squared[:, count - 1]), rtol=1e-2, atol=2e-3)
-        taken = pool.action[own][order[:, :count]]
-        expected = closeness(((taken - pool.action[:, None]) ** 2).sum(axis=-1).min(axis=1))
-        actions = ActionCloseness(references).features(model, pool.obs, pool.action)
+        taken = sample.action[own][order[:, :count]]
+        expected = closeness(((taken - sample.action[:, None]) ** 2).sum(axis=-1).min(axis=1))
+        actions = action_closeness(references, model, sample.obs, sample.action)
         assert np.mean(np.abs(actions - expected) < 1e-3) > 0.99
 
 
 def test_a_row_that_is_far_out_has_a_finite_closeness():
-    pool = random_pool(40)
-    references = make_references(pool, [np.arange(20)] * 2, 5)
+    sample = random_sample(40)
+    references = make_references(sample, [np.arange(20)] * 2, 5)
     obs = np.array([[1e30, 0, 0], [0, 0, 0]], np.float32)
-    found = StateCloseness(references).features(0, obs, pool.action[:2])[0]
+    found = state_closeness(references, 0, obs, sample.action[:2])[0]
     assert np.isfinite(found).all()
     assert found[0] < -10 < found[1]
 
 
 def test_a_reference_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(neighbours, "LARGEST_REFERENCE", 10)
-    pool = random_pool(100)
-    references = make_references(pool, [np.arange(100), np.arange(4)], 3)
+    sample = random_sample(100)
+    references = make_references(sample, [np.arange(100), np.arange(4)], 3)
     assert references.size.tolist() == [10, 4]
-    np.testing.assert_array_equal(references.obs[0, 9], pool.obs[99])
-    np.testing.assert_array_equal(references.obs[0, 0], pool.obs[0])
+    np.testing.assert_array_equal(references.obs[0, 9], sample.obs[99])
+    np.testing.assert_array_equal(references.obs[0, 0], sample.obs[0])
     assert references.obs.shape[1] % neighbours.AT_A_TIME == 0

@@ -1,10 +1,11 @@
-"""The scores page: the same bytes for the same files, small for many rows, used and attacked in a real browser."""
+"""The scores page: the same bytes for the same files, small however many rows, used and attacked in a real browser."""
 
 import html
 import json
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,27 @@ from test_report import CHROMIUM, HOSTILE, browse
 
 from demosift.cli import main as cli
 from demosift.data.rows import DatasetRows
-from demosift.report.sift_page import is_scores_folder, render_sift_page, write_sift_page
-from demosift.sift.diagnosis import Diagnosis
-from demosift.sift.display import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, strip
-from demosift.sift.overlap import MOST_EXPERT, MOST_PILE, draw_sample
+from demosift.experiments.presets import row_facts
+from demosift.report import sift_page
+from demosift.results.scores import is_score_folder
+from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, draw_sample
+from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, strip
 from demosift.sift.scoring import Scored, score
 from demosift.types import Dataset, InputError, Transitions
+
+# Callers of the report pass in what is known of the methods.
+render_sift_page = partial(sift_page.render_sift_page, methods=row_facts())
+write_sift_page = partial(sift_page.write_sift_page, methods=row_facts())
 
 SEPARATORS = "\u2028\u2029"
 
 
 @pytest.fixture(scope="module")
 def scores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `demosift score` leaves behind, with the scorer that trains nothing."""
+    """What `demosift score` writes, with the scorer that trains nothing."""
     folder = tmp_path_factory.mktemp("scored") / "scores"
-    expert, pile = make_set(0, 5, source="expert.hdf5"), make_set(1, 14, noisy=0.5, source="pile of it.hdf5")
-    score(expert, pile, out=folder, scorer="neighbours", members=1, progress=False)
+    expert, supplementary = make_set(0, 5, source="expert.hdf5"), make_set(1, 14, noisy=0.5, source="pile of it.hdf5")
+    score(expert, supplementary, out=folder, scorer="neighbours", members=1, progress=False)
     return folder
 
 
@@ -54,7 +60,7 @@ def test_score_writes_the_page_and_report_writes_it_again_byte_for_byte(
     folder = copied(scores, tmp_path)
     first = (folder / "report.html").read_bytes()
     (folder / "report.html").unlink()
-    assert is_scores_folder(folder)
+    assert is_score_folder(folder)
     assert cli.main(["report", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "report.html")
     assert (folder / "report.html").read_bytes() == first
@@ -78,10 +84,10 @@ def test_page_states_the_verdict_and_the_numbers(scores: Path) -> None:
 
 
 def test_page_does_without_the_truth_and_with_one_episode(tmp_path: Path) -> None:
-    expert, pile = make_set(0, 1), make_set(1, 1)
-    for dataset in (expert, pile):
+    expert, supplementary = make_set(0, 1), make_set(1, 1)
+    for dataset in (expert, supplementary):
         object.__setattr__(dataset, "origin", None)
-    score(expert, pile, out=tmp_path / "scores", scorer="neighbours", members=1, progress=False)
+    score(expert, supplementary, out=tmp_path / "scores", scorer="neighbours", members=1, progress=False)
     text = text_of((tmp_path / "scores" / "report.html").read_text())
     assert "All 1 episode." in text
     assert "Truth" not in text
@@ -130,13 +136,13 @@ def many_rows(episodes: int, length: int) -> tuple[Dataset, np.ndarray]:
 
 def test_a_million_rows_make_a_small_page(scores: Path) -> None:
     summary, _ = contents(scores)
-    (expert, own), (pile, other) = many_rows(4, 500), many_rows(2_500, 400)
-    sources, weight = (DatasetRows(expert), DatasetRows(pile)), np.concatenate([own, other])
-    ends = np.concatenate([expert.episode_ends, len(expert) + pile.episode_ends])
+    (expert, own), (supplementary, other) = many_rows(4, 500), many_rows(2_500, 400)
+    sources, weight = (DatasetRows(expert), DatasetRows(supplementary)), np.concatenate([own, other])
+    ends = np.concatenate([expert.episode_ends, len(expert) + supplementary.episode_ends])
     scored = Scored(weight, weight, np.zeros(len(weight), np.int8), len(expert), ends, 4, summary)
     rng = np.random.default_rng(0)
-    samples = draw_sample(sources[0], MOST_EXPERT, rng), draw_sample(sources[1], MOST_PILE, rng)
-    page = page_content(sources, weight, scored.episodes(), Diagnosis({}, samples), 0.5)
+    samples = draw_sample(sources[0], MOST_EXPERT, rng), draw_sample(sources[1], MOST_SUPPLEMENTARY, rng)
+    page = page_content(sources, weight, scored.episodes(), samples, 0.5)
     shown = page["episodes"]["supplementary"]["shown"]
     ranks = [one["rank"] for one in shown]
     assert len(shown) == ALL_EPISODES
@@ -160,15 +166,15 @@ def test_files_that_score_did_not_write_are_refused(scores: Path, tmp_path: Path
 
 
 def test_other_folders_are_no_scores(tmp_path: Path) -> None:
-    assert not is_scores_folder(tmp_path)
-    assert not is_scores_folder(tmp_path / "absent")
+    assert not is_score_folder(tmp_path)
+    assert not is_score_folder(tmp_path / "absent")
 
 
-# Text that is not to be trusted
+# Untrusted text
 
 
 def poisoned(value: Any, poison: str, key: str = "") -> Any:
-    """The same content with every string and every free key replaced, but for the strips, which are checked."""
+    """The same content with every string and free key replaced, except for the strips, which are checked."""
     if isinstance(value, dict):
         return {name: poisoned(one, poison, name) for name, one in value.items()}
     if isinstance(value, list):
@@ -215,13 +221,13 @@ def test_hostile_text_runs_nothing_in_a_browser(scores: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_a_hostile_file_is_scored_and_runs_nothing(tmp_path: Path) -> None:
-    """The same from the other end: names in the data find their way to the page as text."""
+    """The same from the other end: names in the data reach the page as text."""
     hostile = HOSTILE + SEPARATORS
-    pile = make_set(1, 12, noisy=0.5, source=hostile)
-    assert pile.origin is not None
-    object.__setattr__(pile, "origin", pile.origin._replace(names=("clean", hostile)))
+    supplementary = make_set(1, 12, noisy=0.5, source=hostile)
+    assert supplementary.origin is not None
+    object.__setattr__(supplementary, "origin", supplementary.origin._replace(names=("clean", hostile)))
     folder = tmp_path / "scores"
-    score(make_set(0, 5, source=hostile), pile, out=folder, scorer="neighbours", members=1, progress=False)
+    score(make_set(0, 5, source=hostile), supplementary, out=folder, scorer="neighbours", members=1, progress=False)
     document = browse(folder / "report.html", tmp_path)
     assert "<title>owned" not in document
     assert "<img" not in document
@@ -319,7 +325,7 @@ def test_the_page_in_a_browser_as_wide_as_a_phone(scores: Path, tmp_path: Path) 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_dark_screens_get_dark_colours(scores: Path, tmp_path: Path) -> None:
-    """Canvases take their colours from the style sheet, so both kinds of screen are told apart there."""
+    """Canvases take their colours from the style sheet, so that is where light and dark screens differ."""
     copied(scores, tmp_path)
     pictures = []
     for number, scheme in enumerate((1, 1, 0)):  # light, light, dark

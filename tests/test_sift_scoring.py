@@ -1,12 +1,14 @@
-"""Scoring: weights that are density ratios, files that say so, and one line or a warning where they cannot be right."""
+"""Scoring: weights that are density ratios, the files that hold them, and errors or warnings where they are wrong."""
 
 import dataclasses
 import functools
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,9 +16,9 @@ from conftest import random_dataset, tree
 
 from demosift.cli.main import main
 from demosift.data import write_dataset
+from demosift.report.statistics import probability_greater
 from demosift.sift import scorers
 from demosift.sift.calibration import (
-    area_under_curve,
     effective_sample_size,
     fit_coefficients,
     log_loss,
@@ -24,6 +26,7 @@ from demosift.sift.calibration import (
 )
 from demosift.sift.scorers import SCORERS, ContrastScorer, make_scorer
 from demosift.sift.scoring import Scored, score
+from demosift.sift.training import Models
 from demosift.tasks.recipes import make_task
 from demosift.types import Dataset, InputError, Transitions
 
@@ -62,19 +65,19 @@ def join(*parts: Dataset) -> Dataset:
 
 
 EXPERT = rows(0, NUM_EXPERT, good=True)
-PILE = join(rows(1, NUM_GOOD, good=True), rows(2, NUM_BAD, good=False))
+SUPPLEMENTARY = join(rows(1, NUM_GOOD, good=True), rows(2, NUM_BAD, good=False))
 
 
 @functools.cache
 def scored(name: str) -> Scored:
-    return score(EXPERT, PILE, scorer=quick(name), members=2, folds=3, progress=False)
+    return score(EXPERT, SUPPLEMENTARY, scorer=quick(name), members=2, folds=3, progress=False)
 
 
 @pytest.mark.parametrize("name", SCORERS)
 def test_the_experts_rows_weigh_more(name: str):
-    pile = scored(name).supplementary
-    assert area_under_curve(pile[:NUM_GOOD], pile[NUM_GOOD:]) > 0.9
-    assert pile[:NUM_GOOD].mean() > 2 * pile[NUM_GOOD:].mean()
+    supplementary = scored(name).supplementary
+    assert probability_greater(supplementary[:NUM_GOOD], supplementary[NUM_GOOD:]) > 0.9
+    assert supplementary[:NUM_GOOD].mean() > 2 * supplementary[NUM_GOOD:].mean()
 
 
 @pytest.mark.parametrize("name", ["contrast", "neighbours"])
@@ -90,33 +93,34 @@ def test_weights_are_density_ratios(name: str):
 def test_a_scorer_without_actions_is_no_scorer(monkeypatch: pytest.MonkeyPatch):
     """The checks above notice: the state alone tells nothing here."""
 
-    def blind(self: Any, model: int, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-        return obs.T.astype(np.float64)
+    def blind(*parts: Any) -> scorers.Fitted:
+        return scorers.Fitted(lambda model, obs, action: obs.T.astype(np.float64))
 
-    monkeypatch.setattr(scorers.FittedTogether, "features", blind)
-    result = score(EXPERT, PILE, scorer="neighbours", folds=3, progress=False)
-    pile = result.supplementary
-    assert 0.4 < area_under_curve(pile[:NUM_GOOD], pile[NUM_GOOD:]) < 0.6
-    assert pile[:NUM_GOOD].mean() < 1.2
+    monkeypatch.setattr(scorers, "together", blind)
+    result = score(EXPERT, SUPPLEMENTARY, scorer="neighbours", folds=3, progress=False)
+    supplementary = result.supplementary
+    assert 0.4 < probability_greater(supplementary[:NUM_GOOD], supplementary[NUM_GOOD:]) < 0.6
+    assert supplementary[:NUM_GOOD].mean() < 1.2
 
 
+@pytest.mark.long
 def test_noise_is_told_from_clean_data(monkeypatch: pytest.MonkeyPatch):
     """A small share of the benchmark. Where actions are left out of it, the answer is chance."""
     task = make_task("halfcheetah/noisy-expert", 0)
-    pile = task.supplementary
-    assert pile is not None
-    assert pile.origin is not None
-    code, names = pile.origin
+    supplementary = task.supplementary
+    assert supplementary is not None
+    assert supplementary.origin is not None
+    code, names = supplementary.origin
     clean = code == names.index("clean")
     small = ContrastScorer(iterations=500, second_iterations=0)
 
     def separation() -> float:
-        result = score(task.expert, pile, scorer=small, members=1, folds=2, progress=False)
-        return area_under_curve(result.supplementary[clean], result.supplementary[~clean])
+        result = score(task.expert, supplementary, scorer=small, members=1, folds=2, progress=False)
+        return probability_greater(result.supplementary[clean], result.supplementary[~clean])
 
     assert separation() > 0.985
-    features = scorers.FittedTogether.features
-    monkeypatch.setattr(scorers.FittedTogether, "features", lambda *given: features(*given)[:1])  # of states
+    together = scorers.together
+    monkeypatch.setattr(scorers, "together", lambda *parts: together(parts[0]))  # the states alone
     assert separation() < 0.7
 
 
@@ -129,7 +133,7 @@ def test_the_second_round_draws_from_the_union_by_weight(monkeypatch: pytest.Mon
         return drawn
 
     monkeypatch.setattr(scorers, "resample", spy)
-    score(EXPERT, PILE, scorer=quick("contrast"), members=1, folds=2, progress=False)
+    score(EXPERT, SUPPLEMENTARY, scorer=quick("contrast"), members=1, folds=2, progress=False)
     for picked in drawn:
         share = np.mean(picked >= NUM_EXPERT + NUM_GOOD)
         assert share < 0.1 < NUM_BAD / (NUM_EXPERT + NUM_GOOD + NUM_BAD)
@@ -137,16 +141,18 @@ def test_the_second_round_draws_from_the_union_by_weight(monkeypatch: pytest.Mon
 
 
 def test_discrete_actions_are_scored():
-    expert, pile = random_dataset(0, 60, discrete=True), random_dataset(1, 90, discrete=True)
+    expert, supplementary = random_dataset(0, 60, discrete=True), random_dataset(1, 90, discrete=True)
     for name in ("contrast", "dwbc", "neighbours"):
-        result = score(expert, pile, scorer=quick(name), members=1, folds=2, progress=False)
+        short = {key: 20 for key in QUICK[name] if key.endswith("iterations")}
+        scorer = SCORERS[name](**{**QUICK[name], **short})
+        result = score(expert, supplementary, scorer=scorer, members=1, folds=2, progress=False)
         assert np.isfinite(result.weight).all()
 
 
-def files(folder: Path, expert: Dataset = EXPERT, pile: Dataset = PILE) -> list[str]:
+def files(folder: Path, expert: Dataset = EXPERT, supplementary: Dataset = SUPPLEMENTARY) -> list[str]:
     folder.mkdir(exist_ok=True)
     write_dataset(expert, folder / "expert.hdf5")
-    write_dataset(pile, folder / "pile.hdf5")
+    write_dataset(supplementary, folder / "pile.hdf5")
     return ["--expert", str(folder / "expert.hdf5"), "--supplementary", str(folder / "pile.hdf5")]
 
 
@@ -182,23 +188,43 @@ def test_the_folder_holds_what_was_scored(tmp_path: Path, capsys: pytest.Capture
     np.testing.assert_allclose(episodes["log_weight"], np.log(by_episode).mean(axis=1))
     np.testing.assert_allclose(episodes["q25"], np.quantile(by_episode, 0.25, axis=1))
     np.testing.assert_allclose(episodes["kept"], (by_episode >= 0.5).mean(axis=1))
-    pile = np.array(episodes["source"]) == "supplementary"
-    assert sorted(np.array(episodes["rank"])[pile]) == list(range(1, 61))
-    assert np.array(episodes["rank"])[pile][:30].max() < np.array(episodes["rank"])[pile][30:].min()
+    supplementary = np.array(episodes["source"]) == "supplementary"
+    assert sorted(np.array(episodes["rank"])[supplementary]) == list(range(1, 61))
+    assert np.array(episodes["rank"])[supplementary][:30].max() < np.array(episodes["rank"])[supplementary][30:].min()
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path):
     files(tmp_path)
     for out, seed in (("a", "3"), ("b", "3"), ("c", "4")):
-        assert run_score(tmp_path, out, "--seed", seed) == 0
+        assert run_score(tmp_path, out, "--seed", seed, "--folds", "2") == 0
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
     assert tree(tmp_path / "a")["scores.parquet"] != tree(tmp_path / "c")["scores.parquet"]
 
 
 def test_networks_give_the_same_weights_again():
-    again = score(EXPERT, PILE, scorer=quick("contrast"), members=2, folds=3, progress=False)
+    again = score(EXPERT, SUPPLEMENTARY, scorer=quick("contrast"), members=2, folds=3, progress=False)
     np.testing.assert_array_equal(again.weight, scored("contrast").weight)
     np.testing.assert_array_equal(again.spread, scored("contrast").spread)
+
+
+@pytest.mark.parametrize(("weights", "spread"), [((1.0, 3.0), 2**0.5), ((2.0,), np.nan)])
+def test_the_spread_is_the_sample_deviation_over_members(
+    weights: tuple[float, ...], spread: float, monkeypatch: pytest.MonkeyPatch
+):
+    def known(*arguments: Any) -> np.ndarray:
+        return np.repeat(np.log([weights]).T, len(arguments[-1]), axis=1)
+
+    monkeypatch.setattr("demosift.sift.scoring.weigh_block", known)
+    found = score(EXPERT, SUPPLEMENTARY, scorer="neighbours", members=len(weights), folds=3, progress=False)
+    np.testing.assert_allclose(found.spread, spread)
+
+
+def test_the_best_state_is_a_copy(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU all models are one group, and the next iterations reuse the memory of the state before."""
+    monkeypatch.setattr(jnp, "concatenate", lambda arrays: arrays[0])  # what newer versions of JAX do with one array
+    models = Models([], [], 0, ThreadPoolExecutor(1))
+    models.states = [{"kernel": jnp.ones(3)}]
+    assert models.state["kernel"] is not models.states[0]["kernel"]
 
 
 def test_rewards_and_next_states_are_not_read():
@@ -211,20 +237,21 @@ def test_rewards_and_next_states_are_not_read():
         return dataclasses.replace(data, transitions=transitions)
 
     before, after = (
-        score(*pair, scorer="neighbours", progress=False) for pair in ((EXPERT, PILE), map(other, (EXPERT, PILE)))
+        score(*pair, scorer="neighbours", folds=2, progress=False)
+        for pair in ((EXPERT, SUPPLEMENTARY), map(other, (EXPERT, SUPPLEMENTARY)))
     )
     np.testing.assert_array_equal(before.weight, after.weight)
     assert before.summary == after.summary
 
 
-def test_rows_that_did_not_fit_in_the_pool_are_scored(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("demosift.sift.sample.PILE_ROWS", 300)
-    monkeypatch.setattr("demosift.sift.sample.EXPERT_ROWS", 100)
+def test_rows_that_models_were_not_trained_on_are_scored(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("demosift.sift.training_sample.SUPPLEMENTARY_ROWS", 300)
+    monkeypatch.setattr("demosift.sift.training_sample.EXPERT_ROWS", 100)
     monkeypatch.setattr("demosift.sift.scoring.BLOCK", 70)
-    result = score(EXPERT, PILE, scorer="neighbours", progress=False)
+    result = score(EXPERT, SUPPLEMENTARY, scorer="neighbours", progress=False)
     assert result.summary["pool_rows"] == {"expert": 100, "supplementary": 300}
-    pile = result.supplementary
-    assert area_under_curve(pile[:NUM_GOOD], pile[NUM_GOOD:]) > 0.95
+    supplementary = result.supplementary
+    assert probability_greater(supplementary[:NUM_GOOD], supplementary[NUM_GOOD:]) > 0.95
 
 
 def with_nan(data: Dataset) -> Dataset:
@@ -243,7 +270,7 @@ def write_raw(data: Dataset, path: Path) -> None:
 
 
 BAD_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "NaN": (lambda f: write_raw(with_nan(PILE), f / "pile.hdf5"), "row 7, column 1"),
+    "NaN": (lambda f: write_raw(with_nan(SUPPLEMENTARY), f / "pile.hdf5"), "row 7, column 1"),
     "other sizes": (lambda f: write_dataset(random_dataset(0, 60), f / "pile.hdf5"), "observations"),
     "a pickle": (lambda f: (f / "pile.hdf5").write_bytes(b"\x80\x04N."), "never unpickled"),
     "truncated": (lambda f: (f / "pile.hdf5").write_bytes((f / "pile.hdf5").read_bytes()[:3000]), "HDF5"),
@@ -289,19 +316,23 @@ def test_a_taken_folder_is_refused_before_any_work(tmp_path: Path, monkeypatch: 
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     monkeypatch.setattr("demosift.sift.scoring.open_pair", lambda *_: pytest.fail("it began to work"))
     with pytest.raises(InputError, match="not empty"):
-        score(EXPERT, PILE, out=tmp_path / "mine")
+        score(EXPERT, SUPPLEMENTARY, out=tmp_path / "mine")
 
 
-def warnings_of(expert: Dataset, pile: Dataset) -> str:
-    return " ".join(score(expert, pile, scorer="neighbours", progress=False).summary["warnings"])
+def warnings_of(expert: Dataset, supplementary: Dataset) -> str:
+    return " ".join(score(expert, supplementary, scorer="neighbours", folds=2, progress=False).summary["warnings"])
 
 
 def test_what_cannot_be_right_is_said():
-    assert warnings_of(EXPERT, PILE) == ""
+    assert warnings_of(EXPERT, SUPPLEMENTARY) == ""
     assert "every row of the supplementary set is also in the expert set" in warnings_of(EXPERT, EXPERT)
-    assert "20 rows of the supplementary set are copies" in warnings_of(EXPERT, join(PILE, EXPERT.take(slice(20))))
-    assert "2 of 62 episodes of the supplementary set repeat" in warnings_of(EXPERT, join(PILE, PILE.take(slice(40))))
-    assert "only 40 rows" in warnings_of(EXPERT.take(slice(40)), PILE)
+    assert "20 rows of the supplementary set are copies" in warnings_of(
+        EXPERT, join(SUPPLEMENTARY, EXPERT.take(slice(20)))
+    )
+    assert "2 of 62 episodes of the supplementary set repeat" in warnings_of(
+        EXPERT, join(SUPPLEMENTARY, SUPPLEMENTARY.take(slice(40)))
+    )
+    assert "only 40 rows" in warnings_of(EXPERT.take(slice(40)), SUPPLEMENTARY)
 
 
 def test_a_pile_like_the_expert_weighs_one():
@@ -339,7 +370,6 @@ def test_what_says_nothing_has_no_coefficient():
 
 
 def test_measures_by_hand():
-    assert area_under_curve(np.array([2.0, 3.0]), np.array([1.0, 2.0])) == 0.875
     assert log_loss(np.zeros(5), 2) == pytest.approx(2 * np.log(2))
     assert effective_sample_size(np.array([1.0, 1.0, 0.0])) == pytest.approx(2.0)
     value, starts = np.random.default_rng(0).normal(size=30), np.array([0, 1, 4, 20])

@@ -17,8 +17,8 @@ from demosift.cli.main import main
 from demosift.data import load, write_dataset
 from demosift.learning.cloning import clone
 from demosift.learning.fit import weigh
+from demosift.sift.filtering import with_scores
 from demosift.sift.scoring import score
-from demosift.sift.weights import with_scores
 from demosift.types import Demonstrations, InputError, Transitions
 
 EXPERT_ROWS = 30
@@ -94,8 +94,8 @@ def scored(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(folder: Path, *options: str, algorithm: str = "wbcu-two-stage", pile: str = "pile.hdf5") -> int:
-    data = ["--expert", str(folder / "expert.hdf5"), "--supplementary", str(folder / pile)]
+def train(folder: Path, *options: str, algorithm: str = "wbcu-two-stage", supplementary: str = "pile.hdf5") -> int:
+    data = ["--expert", str(folder / "expert.hdf5"), "--supplementary", str(folder / supplementary)]
     size = ["--hidden", "8", "8", "--batch-size", "16", "--iterations", "10", "--evaluate-every", "0"]
     return main(["train", algorithm, *data, *size, "--log-every", "5", "--out", str(folder / "run"), *options])
 
@@ -114,7 +114,7 @@ def test_train_reads_the_scores(scored: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"pile": "other.hdf5"}, "other.hdf5: not what"),
+        ({"supplementary": "other.hdf5"}, "other.hdf5: not what"),
         ({"algorithm": "wbcu"}, "unrecognized arguments: --scores"),
     ],
 )

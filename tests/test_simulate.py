@@ -45,7 +45,7 @@ def test_rollout_is_the_textbook_loop(pool):
     """Pendulum: bounds of ±2, episodes that time out."""
     spec = environments.resolve("Pendulum-v1")
     policy = make_policy(3, 1, members=2)
-    episodes = pool.run(policy, spec, [(1, 5), (0, 6)], record=True)
+    episodes = pool.submit(policy, spec, [(1, 5), (0, 6)], record=True).result()
     for episode, (member, seed) in zip(episodes, [(1, 5), (0, 6)], strict=True):
         env = environments.make(spec)
         obs, _ = env.reset(seed=seed)
@@ -64,7 +64,7 @@ def test_rollout_is_the_textbook_loop(pool):
 
 def test_discrete_actions_are_recorded_one_hot(pool):
     spec = environments.resolve("CartPole-v1")
-    (episode,) = pool.run(make_policy(4, 2, members=1, kind="categorical"), spec, [(0, 3)], record=True)
+    (episode,) = pool.submit(make_policy(4, 2, members=1, kind="categorical"), spec, [(0, 3)], record=True).result()
     rows = episode.transitions
     assert rows.action.dtype == np.int8
     assert (rows.action.sum(axis=1) == 1).all()
@@ -82,12 +82,12 @@ def test_result_does_not_depend_on_how_jobs_are_spread(pool, kind):
     spec = environments.resolve("hopper")
     policy = make_policy(11, 3, hidden=(256, 256)) if kind == "network" else RandomPolicy(spec)
     jobs = JOBS if kind == "network" else [(0, seed) for _, seed in JOBS]
-    two = pool.run(policy, spec, jobs, record=True)
+    two = pool.submit(policy, spec, jobs, record=True).result()
     assert len({episode.return_ for episode in two}) == len(jobs)
     assert_same(two, rollout(policy, spec, jobs, num_workers=1, record=True))
     assert_same(two, rollout(policy, spec, jobs, num_workers=3, record=True))
-    assert_same(two[4:6], pool.run(policy, spec, jobs[4:6]))  # in used environments, beside other episodes
-    assert_same(two[::-1], pool.run(policy, spec, jobs[::-1]))
+    assert_same(two[4:6], pool.submit(policy, spec, jobs[4:6]).result())  # in used environments, beside other episodes
+    assert_same(two[::-1], pool.submit(policy, spec, jobs[::-1]).result())
 
 
 def test_random_episodes_do_not_repeat_the_environments_own_stream():
@@ -108,13 +108,13 @@ def test_submissions_overlap_and_keep_apart(pool):
         pool.submit(second, cartpole, JOBS[:4]),
     ]
     results = [future.result() for future in futures]
-    assert_same(results[0], pool.run(first, hopper, JOBS))
-    assert_same(results[1], pool.run(second, cartpole, JOBS[:4]))
+    assert_same(results[0], pool.submit(first, hopper, JOBS).result())
+    assert_same(results[1], pool.submit(second, cartpole, JOBS[:4]).result())
     assert seen == [(count, len(JOBS)) for count in range(1, len(JOBS) + 1)]
 
 
 def test_no_jobs(pool):
-    assert pool.run(make_policy(11, 3), environments.resolve("hopper"), []) == []
+    assert pool.submit(make_policy(11, 3), environments.resolve("hopper"), []).result() == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_no_jobs(pool):
 )
 def test_policies_that_do_not_fit_are_refused(pool, policy, env, words):
     with pytest.raises(InputError, match=words):
-        pool.run(policy, environments.resolve(env), JOBS)
+        pool.submit(policy, environments.resolve(env), JOBS).result()
 
 
 def test_episode_seeds():
@@ -232,11 +232,11 @@ def test_a_failing_environment_is_named_and_ends_everything():
     rollouts = Rollouts(2)
     processes = pids(rollouts)
     with pytest.raises(SimulationError, match=r"own_environments:Failing-v0.*the joints came apart") as caught:
-        rollouts.run(RandomPolicy(spec), spec, [(0, 0), (0, 1)])
+        rollouts.submit(RandomPolicy(spec), spec, [(0, 0), (0, 1)]).result()
     assert "in step" in caught.value.__notes__[0]
     wait_until_gone(processes)
     with pytest.raises(RuntimeError, match="closed"):
-        rollouts.run(RandomPolicy(spec), spec, [(0, 0)])
+        rollouts.submit(RandomPolicy(spec), spec, [(0, 0)]).result()
 
     simulators = Simulators([environments.resolve("CartPole-v1"), spec], 2)
     processes = pids(simulators)
@@ -282,7 +282,7 @@ SCRIPT = """
 
 
 @pytest.fixture
-def endless(tmp_path):
+def endless(tmp_path, interruptible):
     """A plain script amid an endless rollout, and the process ids of its workers."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT.format(tests=os.path.dirname(__file__))))

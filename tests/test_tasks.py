@@ -200,7 +200,7 @@ def test_full_replay_refusals(replay_folder, tmp_path):
     with pytest.raises(InputError, match=f"demosift collect hopper --out {missing}"):
         make_task("hopper/full-replay", 0, replay=missing)
     write_dataset(make_pool(1, length=1500), replay_folder / "replay.hdf5")
-    with pytest.raises(InputError, match=r"replay\.hdf5: has 1500 rows without an episode's end"):
+    with pytest.raises(InputError, match=r"replay\.hdf5: has an episode of 1500 rows"):
         make_task("hopper/full-replay", 0, pool=1, replay=replay_folder)
     walker = environments.resolve("walker2d")
     make_policy(17, 6, members=1, environment=walker).save(replay_folder / "expert.safetensors")

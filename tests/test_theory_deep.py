@@ -93,6 +93,7 @@ def distance(run: Run, name: str, kind: str) -> float:
     return float(np.abs(learned(run) - TABLE[name](problem(kind))[0])[visited].max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_the_deep_learner_reaches_the_table(name: str, kind: str):

@@ -7,14 +7,14 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy.optimize import linprog, root
 
-from demosift.theory import drawing, linear, margin
-from demosift.theory.claim import Check, Finding, generator
-from demosift.theory.claims import landscape, linear_wbcu, worked_example
+from demosift.theory import linear, margin
+from demosift.theory.claim import Check, Claim, Finding, generator
+from demosift.theory.claims import landscape, separation, worked_example
+from demosift.theory.drawing import to_files
 from demosift.theory.linear import Minimiser, Rows, dataset, minimise
-from demosift.theory.separable import Family, almost_equal, integers
+from demosift.theory.separable import Family, almost_equal, example, integers
 
 RNG = np.random.default_rng
 
@@ -236,7 +236,7 @@ def test_one_dimensional_families_stay_separable(make):
 
 def test_almost_equal_means_are_a_millionth_apart():
     rows = almost_equal(RNG(12), Family(length=(1.0, 1.0)).draw(RNG(12), 2000, 1))
-    supplementary, expert = linear_wbcu.exact_sums(rows)
+    supplementary, expert = separation.exact_sums(rows)
     number = (rows.expert > 0.0).sum(-1)
     apart = np.abs(expert - supplementary) / (number * ((rows.union > 0.0).sum(-1) - number))
     assert np.mean(np.abs(apart - 1e-6) < 1e-10) > 0.5
@@ -273,10 +273,10 @@ def test_lipschitz_holds_and_turns():
     assert not smaller.holds
     assert smaller.slack < 0.0
     assert smaller.counterexample is not None
-    example = dataset(*(smaller.counterexample[part] for part in ("expert", "good", "bad")))
+    case = dataset(*(smaller.counterexample[part] for part in ("expert", "good", "bad")))
     bar, theta = (np.array([smaller.counterexample[name]]) for name in ("bar", "theta"))
-    drop = margin.margin(example, bar) - margin.margin(example, theta)
-    assert drop[0] > 0.99 * margin.lipschitz(example, theta)[0] * np.linalg.norm(bar - theta)
+    drop = margin.margin(case, bar) - margin.margin(case, theta)
+    assert drop[0] > 0.99 * margin.lipschitz(case, theta)[0] * np.linalg.norm(bar - theta)
 
 
 def test_lipschitz_is_not_one_constant():
@@ -301,14 +301,14 @@ def test_growth_holds_and_turns():
 
 @pytest.fixture(scope="module")
 def theorem() -> Finding:
-    return run(linear_wbcu.check_theorem, 0.02)
+    return run(separation.check_theorem, 0.02)
 
 
 def test_theorem_holds(theorem: Finding):
     assert theorem.holds
     assert theorem.slack > 0.0
     assert min(theorem.numbers["satisfied"].values()) >= 0.02 * 10_000
-    assert sum(linear_wbcu.WANTED.values()) == 10_000
+    assert sum(separation.WANTED.values()) == 10_000
     frequencies = theorem.numbers["frequencies"]["d = 2"]
     assert frequencies["printed"] <= frequencies["corrected"] <= frequencies["segment"] < frequencies["conclusion"]
     assert theorem.numbers["frequencies"]["d = 3"]["without_minimiser"] > 0.0
@@ -316,7 +316,7 @@ def test_theorem_holds(theorem: Finding):
 
 @pytest.mark.parametrize("name", list(margin.TAUS))
 def test_theorem_turns_with_a_tau_too_large(name: str):
-    larger = run(linear_wbcu.check_theorem, 0.02, taus={name: lambda *of: 30.0 * margin.TAUS[name](*of)})
+    larger = run(separation.check_theorem, 0.02, taus={name: lambda *of: 30.0 * margin.TAUS[name](*of)})
     assert not larger.holds
     assert larger.slack <= 0.0
     assert larger.counterexample is not None
@@ -326,20 +326,20 @@ def test_theorem_turns_with_a_tau_too_large(name: str):
 
 
 def test_theorem_turns_with_a_broken_learner():
-    assert run(linear_wbcu.check_theorem, 0.01, learn=backwards).numbers["unsolved"] > 0
-    assert not run(linear_wbcu.check_theorem, 0.01, learn=backwards).holds
+    assert run(separation.check_theorem, 0.01, learn=backwards).numbers["unsolved"] > 0
+    assert not run(separation.check_theorem, 0.01, learn=backwards).holds
 
 
 def test_theorem_is_not_called_checked_on_too_few_instances(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(linear_wbcu, "MOST_BATCHES", 1)
-    tiny = run(linear_wbcu.check_theorem, 0.01, taus={"tiny": lambda *of: 1e-9 * margin.proof_tau(*of)})
+    monkeypatch.setattr(separation, "MOST_BATCHES", 1)
+    tiny = run(separation.check_theorem, 0.01, taus={"tiny": lambda *of: 1e-9 * margin.proof_tau(*of)})
     assert not tiny.holds
     assert not tiny.numbers["enough"]
     assert tiny.slack < 0.0
 
 
 def test_one_dimension_holds_and_turns():
-    finding = run(linear_wbcu.check_one_dimension)
+    finding = run(separation.check_one_dimension)
     assert finding.holds
     assert finding.numbers["ties"] > 0
     assert 0.5 < finding.numbers["condition_holds"] < 0.95
@@ -347,58 +347,43 @@ def test_one_dimension_holds_and_turns():
     assert finding.numbers["without_bad_samples"] == {"condition": False, "separates": True}
     ways: list[dict[str, Any]] = [
         {"learn": backwards},
-        {"condition": lambda rows, bar: ~linear_wbcu.scores_are_lower(rows, bar)},
+        {"condition": lambda rows, bar: ~separation.scores_are_lower(rows, bar)},
         {"condition": not_strict},
         {"condition": ignoring_the_direction},
         {"condition": of_good_samples_only},
     ]
     for broken in ways:
-        turned = run(linear_wbcu.check_one_dimension, **broken)
+        turned = run(separation.check_one_dimension, **broken)
         assert not turned.holds, broken
         assert turned.counterexample is not None
         assert turned.slack < 0.0
-    assert not run(linear_wbcu.check_one_dimension, learn=unfinished).holds
+    assert not run(separation.check_one_dimension, learn=unfinished).holds
 
 
 def not_strict(rows: Rows, bar: np.ndarray) -> np.ndarray:
     """Wrong only where the means are equal."""
-    supplementary, expert = linear_wbcu.exact_sums(rows)
+    supplementary, expert = separation.exact_sums(rows)
     return bar * supplementary <= bar * expert
 
 
 def ignoring_the_direction(rows: Rows, bar: np.ndarray) -> np.ndarray:
-    return linear_wbcu.scores_are_lower(rows, np.ones_like(bar))
+    return separation.scores_are_lower(rows, np.ones_like(bar))
 
 
 def of_good_samples_only(rows: Rows, bar: np.ndarray) -> np.ndarray:
-    return linear_wbcu.scores_are_lower(replace(rows, union=rows.union * rows.good), bar)
+    return separation.scores_are_lower(replace(rows, union=rows.union * rows.good), bar)
 
 
-def test_worked_example_to_every_digit():
-    computed = worked_example.recompute(worked_example.example())
-    printed = {
-        "theta_star_1": "-0.310",
-        "theta_star_2": "0.993",
-        "loss_star": "1.287",
-        "loss_bar": "1.309",
-        "tau": "0.163",
-    }
-    for name, digits in printed.items():
-        assert f"{computed[name]:.3f}" == digits
-    for name in ("theta_bar_2", "margin_bar", "lipschitz"):
-        assert computed[name] == pytest.approx(np.sqrt(2.0) / 2.0, rel=1e-14)
-    assert computed["theta_bar_1"] == pytest.approx(-np.sqrt(2.0) / 2.0, rel=1e-14)
-    assert computed["right"] == pytest.approx(1.0, rel=1e-14)
-    # The paper's 0.520 comes from its rounded numbers; without rounding it is 0.522.
-    assert f"{np.sqrt(2.0 * (1.309 - 1.287) / 0.163):.3f}" == "0.520"
-    assert f"{computed['left_from_rounded']:.3f}" == "0.520"
-    assert f"{computed['left_segment']:.4f}" == "0.5224"
-    # With the proof's own tau the condition holds too.
-    assert f"{computed['left_printed']:.3f} {computed['left_corrected']:.3f}" == "0.775 0.633"
+def test_worked_example_without_rounding():
+    """The paper's 0.520 comes from its rounded numbers. With the proof's own tau the condition holds too."""
+    computed = worked_example.recompute(example())
+    assert f"{np.sqrt(2.0 * (1.309 - 1.287) / 0.163):.3f}" == f"{computed['left_from_rounded']:.3f}" == "0.520"
+    left = " ".join(f"{computed[f'left_{name}']:.4f}" for name in ("segment", "printed", "corrected"))
+    assert left == "0.5224 0.7747 0.6325"
 
 
 def test_worked_example_agrees_with_cvxpy():
-    rows = worked_example.example()
+    rows = example()
     found = cvxpy_minimiser(rows)
     np.testing.assert_allclose(minimise(rows).theta[0], found, atol=1e-5)
     assert f"{found[0]:.3f} {found[1]:.3f}" == "-0.310 0.993"
@@ -423,15 +408,13 @@ def test_learning_scheme_holds_and_turns():
     mixed = dataset([[1.0, 0.0], [0.0, 1.0]], [[-1.0, -0.2]], [[0.1, 0.1]])
     turned = run(worked_example.check_scheme, rows=mixed)
     assert not turned.holds
-    assert isinstance(worked_example.draw_scheme(turned), Figure)
+    assert to_files(worked_example.CLAIMS[1], turned.numbers)
 
 
-@pytest.mark.parametrize("claim", linear_wbcu.CLAIMS, ids=lambda claim: claim.name)
-def test_pictures_need_the_numbers_alone(claim):
+@pytest.mark.parametrize(
+    "claim", [*landscape.CLAIMS, *separation.CLAIMS, *worked_example.CLAIMS], ids=lambda claim: claim.name
+)
+def test_pictures_need_the_numbers_alone(claim: Claim):
     finding = claim.check(generator(0, claim.name), 0.01)
     numbers = json.loads(json.dumps(finding.numbers, allow_nan=False))
-    with drawing.style(claim.name):
-        picture = claim.draw(replace(finding, numbers=numbers))
-    assert drawing.to_files(picture, claim.name)["svg"].startswith(b"<?xml")
-    assert claim.cites
-    assert claim.statement
+    assert to_files(claim, numbers)["svg"].startswith(b"<?xml")

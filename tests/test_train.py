@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,14 @@ from conftest import (
     tree,
 )
 
+from demosift.algorithms import facts
 from demosift.learning import fit as train
 from demosift.learning import members as programs
+from demosift.learning.runner import Callback
 from demosift.policy import Policy
-from demosift.results.run import Row, Run, RunFolder
-from demosift.types import Demonstrations, InputError
+from demosift.report.table import result_table
+from demosift.results.run import Row, Run, RunFolder, load_run, read_run
+from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 ITERATIONS = 12 * CHUNK
 
@@ -52,11 +55,12 @@ class FakeEvaluator:
     def __init__(self, every: int, seconds: float = 0.0):
         self.every, self.seconds = every, seconds
         self.submitted: list[int] = []
+        self.threads = ThreadPoolExecutor(1)
 
     def describe(self) -> Row:
         return {"environment": "fake", "every": self.every}
 
-    def submit(self, policy: Policy, iteration: int) -> Callable[[], list[Row]]:
+    def submit(self, policy: Policy, iteration: int, environment: EnvironmentSpec | None = None) -> Future[list[Row]]:
         before = fingerprint(policy)
         self.submitted.append(iteration)
 
@@ -65,13 +69,19 @@ class FakeEvaluator:
             assert fingerprint(policy) == before, "training went on in the policy's memory"
             return [{"iteration": iteration, "member": m, "returns": [r, iteration]} for m, r in enumerate(before)]
 
-        return result
+        return self.threads.submit(result)
 
 
 def fit(out: Path | None = None, *, every: int = 3 * CHUNK, seconds: float = 0.0, **changes: Any) -> Run:
     """A run whose checkpoints and evaluations fall on different iterations."""
     options = {"seeds": [SEED], "iterations": ITERATIONS, "checkpoint_every": 2 * CHUNK, **changes}
     return fit_tiny("wbcu", out=out, evaluator=FakeEvaluator(every, seconds), **options)
+
+
+def reached(folder: Path) -> int:
+    """The iteration of the newest checkpoint."""
+    found = RunFolder(folder).checkpoints.read()
+    return 0 if found is None else found.position
 
 
 @pytest.fixture(scope="module")
@@ -104,29 +114,30 @@ class TestKilled:
                 try:
                     fit(folder, **short)
                 except Killed:
-                    ends.append((RunFolder(folder).read_checkpoint() or (0,))[0])
+                    ends.append(reached(folder))
                 else:
                     break
             fit(folder, resume=True, **short)
             assert folder_bytes(folder) == folder_bytes(tmp_path / "whole"), f"killed at flush {kill}"
         assert set(ends) == {0, 2 * CHUNK, 4 * CHUNK, 6 * CHUNK}
 
+    @pytest.mark.long
     def test_with_signal_nine(self, tmp_path: Path):
-        """A process of its own, killed some moment after each new checkpoint until it gets through."""
+        """A separate process, killed some time after each new checkpoint until it gets through."""
         fit(tmp_path / "whole", **LONG)
         code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_train; test_train.child()"
-        cut, moment, reached = RunFolder(tmp_path / "cut"), random.Random(0), []
+        cut, moment, at = RunFolder(tmp_path / "cut"), random.Random(0), []
         for _ in range(3):
             process = subprocess.Popen([sys.executable, "-c", code, str(cut.path)], stderr=subprocess.PIPE)
-            newest = cut.checkpoint_files()[-1:]
-            while process.poll() is None and cut.checkpoint_files()[-1:] == newest:
+            newest = cut.checkpoints.states()[-1:]
+            while process.poll() is None and cut.checkpoints.states()[-1:] == newest:
                 time.sleep(0.005)
             time.sleep(moment.uniform(0.0, 0.1))
             process.send_signal(signal.SIGKILL)
             _, errors = process.communicate()
             assert process.returncode == -signal.SIGKILL, errors.decode()
-            reached.append((cut.read_checkpoint() or (0,))[0])
-        assert 0 < reached[0] < reached[1] < reached[2] < LONG["iterations"]
+            at.append(reached(cut.path))
+        assert 0 < at[0] < at[1] < at[2] < LONG["iterations"]
         fit(cut.path, resume=True, **LONG)
         assert folder_bytes(cut.path) == folder_bytes(tmp_path / "whole")
 
@@ -141,11 +152,11 @@ class TestKilled:
     @pytest.mark.parametrize("damaged", [1, 2])
     @pytest.mark.parametrize("how", ["bit flip", "cut short"])
     def test_with_a_damaged_checkpoint(self, whole: Path, tmp_path: Path, trained: list[int], damaged: int, how: str):
-        """The one before it serves, or the beginning; the end is the same."""
+        """The one before it is used, or the beginning; the result is the same."""
         folder = RunFolder(tmp_path / "cut")
         with pytest.raises(Killed):
             fit(folder.path, tracker=kill_at(9 * CHUNK))
-        newest_first = folder.checkpoint_files()[::-1]
+        newest_first = folder.checkpoints.states()[::-1]
         assert [int(path.stem) for path in newest_first] == [8 * CHUNK, 6 * CHUNK]
         for path in newest_first[:damaged]:
             content = bytearray(path.read_bytes())
@@ -161,10 +172,10 @@ class TestKilled:
         folder = RunFolder(tmp_path / "cut")
         with pytest.raises(Killed):
             fit(folder.path, tracker=kill_at(9 * CHUNK))
-        iteration, arrays = folder.read_checkpoint() or (0, {})
+        iteration, arrays, _ = folder.checkpoints.read() or (0, {}, {})
         kernel = arrays[".policy.params.layers[0].kernel"]
         kernel.view(np.int32)[0, 0, 0] ^= 1
-        folder.write_checkpoint(iteration, arrays)
+        folder.checkpoints.write(iteration, arrays)
         fit(folder.path, resume=True)
         assert folder_bytes(folder.path) != folder_bytes(whole)
 
@@ -312,9 +323,65 @@ class TestRefusals:
             patch.setattr(os, "replace", until_full)
             with pytest.raises(InputError, match=r"0000000030.safetensors: cannot write: No space left on device"):
                 fit(tmp_path / "run")
-        assert (RunFolder(tmp_path / "run").read_checkpoint() or (0,))[0] == 4 * CHUNK
+        assert reached(tmp_path / "run") == 4 * CHUNK
         fit(tmp_path / "run", resume=True)
         assert folder_bytes(tmp_path / "run") == folder_bytes(whole)
+
+
+class TestDiverging:
+    SETTINGS = (tiny("bc"), tiny("bc", learning_rate=1e38))
+
+    def test_a_member_that_diverges_fails_alone(self, tmp_path: Path):
+        """It is left out of the policy and of the report, and the others do not notice."""
+        options: dict[str, Any] = {"iterations": 4 * CHUNK, "log_every": CHUNK, "progress": False, "seeds": [SEED]}
+        data, often = random_demonstrations(), {"checkpoint_every": CHUNK, "out": tmp_path / "run"}
+        evaluator = FakeEvaluator(2 * CHUNK)
+        with pytest.warns(UserWarning, match="bc, member 1: diverged: by iteration 10 "):
+            run = train.fit(self.SETTINGS, data, evaluator=evaluator, **options, **often)
+        assert list(run.config["failures"]) == ["1"]
+        alone = train.fit(self.SETTINGS[0], data, **options).policy
+        assert run.policy.num_members == 1
+        for ours, theirs in zip(run.policy.layers, alone.layers, strict=True):
+            np.testing.assert_allclose(ours.kernel, theirs.kernel, rtol=1e-5, atol=1e-6)
+        assert {row["member"] for row in run.evaluations} == {0}
+        again = load_run(tmp_path / "run")
+        assert train.weigh(again, data).shape == (1, 90)
+        assert len(read_run(tmp_path / "run", "run").members) == 1
+        options |= {"iterations": 6 * CHUNK, "evaluator": FakeEvaluator(2 * CHUNK)}
+        with pytest.warns(UserWarning, match="member 1: diverged: by iteration 10 "):
+            resumed = train.fit(self.SETTINGS, data, resume=True, **options, **often)
+        assert [row["iteration"] for row in resumed.evaluations] == [10, 20, 30]
+
+    def test_a_run_of_which_nothing_is_left_is_refused(self, tmp_path: Path):
+        with pytest.raises(InputError, match="bc: every member diverged; diverged: at the end"):
+            train.fit(self.SETTINGS[1], random_demonstrations(), iterations=CHUNK, progress=False, out=tmp_path / "run")
+        assert not (tmp_path / "run" / "policy.safetensors").exists()
+
+
+def test_seeds_of_one_task_that_were_trained_in_two_runs_are_one_group(tmp_path: Path):
+    for seed in (0, 1):
+        options: dict[str, Any] = {"evaluator": FakeEvaluator(CHUNK), "task": "hopper/noisy-expert", "seeds": [seed]}
+        fit_tiny(
+            "bc", out=tmp_path / str(seed), data=random_demonstrations(seed=10 * seed), iterations=CHUNK, **options
+        )
+    assert [row.seeds for row in result_table(tmp_path, facts())] == [2]
+
+
+def test_a_callback_hears_everything_in_order_and_may_stop():
+    heard: list[tuple[str, int]] = []
+
+    class Listener(Callback):
+        def on_log(self, position: int, metrics: Any) -> bool:
+            heard.append(("log", position))
+            return position == 6 * CHUNK
+
+        def on_evaluation(self, position: int, rows: list[Row]) -> None:
+            heard.append(("evaluation", position))
+
+    run = fit(callbacks=[Listener()])
+    assert heard == sorted(heard, key=lambda pair: (pair[1], pair[0] == "evaluation"))
+    assert ("evaluation", 6 * CHUNK) in heard
+    assert run.metrics[-1]["iteration"] == run.config["iterations"] == 6 * CHUNK
 
 
 def test_a_short_run_logs_at_its_end():
@@ -340,7 +407,7 @@ def test_precision_is_stated_and_kept(tmp_path: Path):
     assert fit(iterations=10, precision="bfloat16", resume=True).metrics[-1]["iteration"] == 10
     with pytest.raises(InputError, match="precision must be float32 or bfloat16, not 'bf16'"):
         fit(iterations=10, precision="bf16")  # type: ignore[arg-type]
-    with jax.default_matmul_precision("bfloat16"), pytest.raises(InputError, match="told to multiply in bfloat16"):
+    with jax.default_matmul_precision("bfloat16"), pytest.raises(InputError, match="set to multiply in bfloat16"):
         fit(iterations=10)
 
 

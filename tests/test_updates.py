@@ -4,6 +4,7 @@ Run in float64, step and `numpy_reference` agree to 1e-9, so any term that is mi
 network shows; that it shows is tested by breaking the code. Run in float32, they agree to float32's precision.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import optax
 import pytest
 
 from demosift.algorithms import BC, DWBC, NBCU, WBCU, Batch, DemoDICE, WBCUTwoStage, bc, demodice, dwbc, wbcu
-from demosift.learning import losses
+from demosift.learning import cloning, discriminator, losses
 from demosift.learning.learner import Learner, descend, start
 from demosift.learning.networks import Categorical, Layer, Perceptron, TanhGaussian
 from demosift.types import Transitions
@@ -93,7 +94,8 @@ def make(case: Case, dtype: Any = np.float64) -> tuple[Any, Batch]:
     sets = [make_rows(rng, case.discrete) for _ in range(4)]
     outputs = ACTION if case.discrete else 2 * ACTION
     layers = make_network(rng, (OBS, *HIDDEN, outputs), last=6.0)
-    learners: list[Any] = [make_learner(rng, (Categorical if case.discrete else TanhGaussian)(layers))]
+    limit = 9.0 if isinstance(case.algorithm, DWBC) else 7.0
+    learners: list[Any] = [make_learner(rng, Categorical(layers) if case.discrete else TanhGaussian(layers, limit))]
     inputs = OBS + ACTION
     match case.algorithm:
         case WBCU() | WBCUTwoStage():
@@ -364,8 +366,8 @@ def detached(function: Callable) -> Callable:
 
 def late_discriminate(discriminator: Learner, batch: Batch, *arguments: Any):
     """As the code's, but the logits are those after the step."""
-    after, value, *_ = wbcu_discriminate(discriminator, batch, *arguments)
-    return after, value, *wbcu_discriminate(after, batch, *arguments)[2:]
+    after, _, metrics = wbcu_discriminate(discriminator, batch, *arguments)
+    return after, wbcu_discriminate(after, batch, *arguments)[1], metrics
 
 
 def swap_amounts(batch: Batch) -> Batch:
@@ -378,18 +380,20 @@ between = losses.between_expert_and_union
 penalty = losses.gradient_penalty
 nu_loss = demodice.nu_loss
 
+moments = TanhGaussian.moments
+
 # name: case, where, what, by what. The module is the one whose global name the algorithm looks up.
 MUTATIONS: dict[str, tuple[str, Any, str, Any]] = {
-    "the weight is a column": ("wbcu", bc, "weighted_loss", lambda w, log_prob: -jnp.mean(jnp.outer(w, log_prob))),
-    "the loss has the other sign": ("nbcu", bc, "weighted_loss", lambda w, log_prob: jnp.mean(w * log_prob)),
+    "the weight is a column": ("wbcu", cloning, "weighted_loss", lambda w, log_prob: -jnp.mean(jnp.outer(w, log_prob))),
+    "the loss has the other sign": ("nbcu", cloning, "weighted_loss", lambda w, log_prob: jnp.mean(w * log_prob)),
     "the expert set is cloned": ("nbcu", NBCU, "step", BC.step),
-    "labels swapped": ("wbcu", wbcu, "discriminator_loss", lambda e, u: losses.discriminator_loss(u, e)),
-    "penalty towards 0": ("wbcu", wbcu, "gradient_penalty", lambda r, s: penalty(r, s, 0.0)),
-    "penalty on the probability": ("wbcu", wbcu, "PENALTY_RATES", {"logit": losses.probability_rate}),
-    "penalty's rate detached": ("wbcu", wbcu, "PENALTY_RATES", {"logit": detached(losses.logit_rate)}),
+    "labels swapped": ("wbcu", discriminator, "discriminator_loss", lambda e, u: losses.discriminator_loss(u, e)),
+    "penalty towards 0": ("wbcu", discriminator, "gradient_penalty", lambda r, s: penalty(r, s, 0.0)),
+    "penalty on the probability": ("wbcu", discriminator, "PENALTY_RATES", {"logit": losses.probability_rate}),
+    "penalty's rate detached": ("wbcu", discriminator, "PENALTY_RATES", {"logit": detached(losses.logit_rate)}),
     "mixes the other way": (
         "wbcu",
-        wbcu,
+        discriminator,
         "between_expert_and_union",
         lambda amount, e, u: between(1.0 - amount, e, u),
     ),
@@ -399,8 +403,13 @@ MUTATIONS: dict[str, tuple[str, Any, str, Any]] = {
         "discriminate",
         lambda learner, batch, *rest: wbcu_discriminate(learner, swap_amounts(batch), *rest),
     ),
-    "expert-union mixes only": ("wbcu", wbcu, "between_expert_and_union", lambda *mixed: between(*mixed)[:ROWS]),
-    "the ratio exact": ("wbcu", wbcu, "RATIOS", {"smoothed": losses.exact_ratio}),
+    "expert-union mixes only": (
+        "wbcu",
+        discriminator,
+        "between_expert_and_union",
+        lambda *mixed: between(*mixed)[:ROWS],
+    ),
+    "the ratio exact": ("wbcu", discriminator, "RATIOS", {"smoothed": losses.exact_ratio}),
     "no threshold": ("wbcu", wbcu, "ratio_weight", lambda z, ratio, threshold: losses.RATIOS[ratio](z)),
     "weights after the step": ("wbcu", wbcu, "discriminate", late_discriminate),
     "value not masked at terminals": (
@@ -433,7 +442,12 @@ MUTATIONS: dict[str, tuple[str, Any, str, Any]] = {
     ),
     "likeness not clipped": ("dwbc", dwbc, "DISCRIMINATOR_RANGE", (0.0, 1.0)),
     "log pi clipped at 20": ("dwbc", dwbc, "LOG_PROB_RANGE", (-20.0, 20.0)),
-    "mean clipped at 7": ("dwbc", DWBC, "mean_limit", 7.0),
+    "mean clipped at 7": (
+        "dwbc",
+        TanhGaussian,
+        "moments",
+        lambda policy, obs: moments(dataclasses.replace(policy, mean_limit=7.0), obs),
+    ),
     "not positive-unlabelled": (
         "dwbc",
         dwbc,

@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, Batch, DemoDICE, WBCUTwoStage, algorithm
+    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, DemoDICE, WBCUTwoStage, register
     from demosift.data import load, read_dataset, write_dataset
+    from demosift.learning.algorithm import Batch, algorithm
     from demosift.learning.fit import fit, weigh
     from demosift.policy import Policy
     from demosift.results.export import export_onnx
     from demosift.results.run import Run, load_run
-    from demosift.sift.filtering import filter_dataset
+    from demosift.sift.filtering import filter_dataset, with_scores
     from demosift.sift.scoring import score
-    from demosift.sift.weights import with_scores
     from demosift.simulation.environments import normalised_score, resolve
     from demosift.simulation.evaluation import Evaluator, evaluate, load_policy
     from demosift.tasks.recipes import make_task
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
-    "algorithms": ["BC", "DWBC", "NBCU", "REGISTRY", "WBCU", "Batch", "DemoDICE", "WBCUTwoStage", "algorithm"],
+    "algorithms": ["BC", "DWBC", "NBCU", "REGISTRY", "WBCU", "DemoDICE", "WBCUTwoStage", "register"],
+    "learning.algorithm": ["Batch", "algorithm"],
     "tasks.record": ["record"],
     "tasks.recipes": ["make_task"],
     "data": ["load", "read_dataset", "write_dataset"],
@@ -30,8 +31,7 @@ _HOMES = {
     "results.export": ["export_onnx"],
     "policy": ["Policy"],
     "results.run": ["Run", "load_run"],
-    "sift.filtering": ["filter_dataset"],
-    "sift.weights": ["with_scores"],
+    "sift.filtering": ["filter_dataset", "with_scores"],
     "sift.scoring": ["score"],
     "learning.fit": ["fit", "weigh"],
     "types": ["Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Transitions"],
@@ -67,6 +67,7 @@ __all__ = [
     "normalised_score",
     "read_dataset",
     "record",
+    "register",
     "resolve",
     "score",
     "weigh",
@@ -79,7 +80,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'demosift' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value  # also over the submodule of the same name, such as `evaluate`
+    globals()[name] = value  # the next use finds it without calling this function
     return value
 
 

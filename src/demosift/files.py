@@ -1,4 +1,4 @@
-"""Files: writes that are whole or absent, JSON in one form, digests, and what a result says of where it was made.
+"""Files: writes that are whole or absent, JSON in one form, digests, and where a result was made.
 
 Everything is written beside its destination under a temporary name, flushed to the disk, and renamed: a reader, a crash
 or Ctrl-C sees the old content or the new, never half of it.
@@ -22,6 +22,11 @@ from typing import Any
 import numpy as np
 
 from demosift.types import InputError
+
+
+class Unusable(InputError):
+    """A file is missing, damaged, or not what it should be. The message names the file."""
+
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -100,15 +105,48 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def canonical(value: Any) -> str:
+    """The same text for equal JSON values, to hash and to compare."""
+    return json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
+
+
+def read_json(path: Path, where: str | None = None) -> Any:
+    """The content of a JSON file, which messages call `where`."""
+    where = where or str(path)
+    return parse_json(read_text(path, where), where)
+
+
+def read_text(path: Path, where: str, errors: str = "strict") -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors=errors)
+    except FileNotFoundError:
+        raise Unusable(f"{where}: missing") from None
+    except UnicodeDecodeError:
+        raise Unusable(f"{where}: not text in UTF-8") from None
+    except OSError as error:
+        raise Unusable(f"{where}: not readable ({error.strerror})") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise Unusable(f"{where}: not JSON, or cut short") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 @contextmanager
 def system_errors_named(path: Path, codes: tuple[int, ...] = FULL) -> Iterator[None]:
-    """Turns system errors that a user can cause, such as a full disk, into one line that names the destination."""
+    """Turns system errors that a user can cause, such as a full disk, into one line that names the target."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        # h5py and safetensors report failed writes without errno, with the system's words inside their message.
+        # h5py and safetensors report failed writes without errno, with the system's text inside their message.
         number = getattr(error, "errno", None)
         number = number or next((code for code in codes if os.strerror(code) in str(error)), None)
         if number not in codes:
@@ -127,7 +165,7 @@ def is_partial(path: Path) -> bool:
 
 
 def _check_space(path: Path, num_bytes: int) -> None:
-    """Claims the bytes and gives them back: unlike a look at the free space, this minds quotas and size limits."""
+    """Claims the bytes and gives them back: unlike asking for the free space, this respects quotas and size limits."""
     if num_bytes > 0 and hasattr(os, "posix_fallocate"):
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -143,13 +181,15 @@ def _sync(path: Path) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    return json.dumps({key: plain(value) for key, value in row.items()}, allow_nan=False) + "\n"
+    return json.dumps(plain(dict(row)), allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
     """NumPy to plain Python; what is not finite becomes null, since JSON has no NaN."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -166,7 +206,7 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, commit and hardware: what a reader of the result needs to make it again."""
+    """Versions, commit and hardware: what it takes to make the result again."""
     packages = ("demosift", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujoco")
     return {
         "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in packages}},
@@ -187,18 +227,13 @@ def source_commit() -> str | None:
 
     DEMOSIFT_COMMIT names it where the source is a copy without its repository.
     """
-    told = os.environ.get("DEMOSIFT_COMMIT") or None
-    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
-        )
-        tracked = subprocess.run(
-            ["git", "-C", str(here), "ls-files", "--error-unmatch", "files.py"],
-            capture_output=True,
-            timeout=10,
-            check=False,
-        )
+        git("ls-files", "--error-unmatch", "files.py")  # else some other repository encloses the installed package
+        return git("rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
-        return told
-    return answer.stdout.strip() if answer.returncode == 0 and tracked.returncode == 0 else told
+        return os.environ.get("DEMOSIFT_COMMIT") or None

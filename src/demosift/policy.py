@@ -1,8 +1,8 @@
 """The policy as data: stacked members of a small network, in NumPy, and its safetensors file.
 
 Acting takes a few small products, so it is done in NumPy inside the simulating processes: they start fast because they
-never import JAX, and an evaluation does not queue behind training on the device. Training keeps its own parameters and
-makes a `Policy` of them when somebody wants to act, save or export.
+never import JAX, and an evaluation does not wait for training on the device. Training keeps its own parameters and
+turns them into a `Policy` to act, save or export.
 """
 
 import json
@@ -67,7 +67,7 @@ class Policy:
         return width if self.kind == "categorical" else width // 2
 
     def outputs(self, obs: Float[np.ndarray, "members n obs"]) -> Float[np.ndarray, "members n out"]:
-        """What the last layer says: [mean | log_std] or logits.
+        """The output of the last layer: [mean | log_std] or logits.
 
         Each row is multiplied on its own, as a vector: the rounding of a matrix product depends on how many rows it
         has, and an episode must not depend on the episodes that happen to be simulated beside it.
@@ -170,6 +170,9 @@ class RandomPolicy:
         if self.environment.discrete:
             return np.eye(self.action_dim, dtype=np.int8)[rng.integers(self.action_dim)]
         return rng.uniform(-1, 1, self.action_dim).astype(np.float32)
+
+
+Actor = Policy | RandomPolicy
 
 
 def _environment(config: dict[str, Any] | None) -> EnvironmentSpec | None:

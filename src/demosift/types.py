@@ -7,10 +7,11 @@ neither JAX nor Gymnasium.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int8, Shaped
+from jaxtyping import Bool, Float, Float32, Int8, Shaped
 
 
 class InputError(Exception):
@@ -33,12 +34,59 @@ class Transitions(NamedTuple):
     terminal: Bool[Any, "*rows"]
 
 
+class Bounds(NamedTuple):
+    """The actions that the -1 and +1 of each column stand for; equal where a column never moved, which maps to 0.
+
+    This is the one place where actions change units, be it for files or for environments. Bounds of -1 and 1 leave
+    every bit as it is.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def of_data(cls, action: Shaped[np.ndarray, "rows *action"]) -> "Bounds":
+        low, high = (np.atleast_1d(extreme(axis=0)) for extreme in (action.min, action.max))
+        return cls(tuple(low.tolist()), tuple(high.tolist()))
+
+    def joined(self, other: "Bounds") -> "Bounds":
+        return Bounds(tuple(map(min, self.low, other.low)), tuple(map(max, self.high, other.high)))
+
+    @property
+    def unit(self) -> bool:
+        return all(x == -1 for x in self.low) and all(x == 1 for x in self.high)
+
+    def close_to(self, other: "Bounds") -> bool:
+        """Equal up to the float32 rounding that some formats store bounds with."""
+        return len(self.low) == len(other.low) and np.allclose(self, other, rtol=1e-5)
+
+    def to_unit(self, action: Float[np.ndarray, "*rows action"]) -> Float32[np.ndarray, "*rows action"]:
+        scale = _centre_and_half(self)
+        if scale is None:
+            return action.astype(np.float32, copy=False)
+        centre, half = scale
+        return ((action - centre) / np.where(half > 0, half, 1.0)).astype(np.float32)
+
+    def from_unit(self, action: Float[np.ndarray, "*rows action"]) -> Float32[np.ndarray, "*rows action"]:
+        scale = _centre_and_half(self)
+        if scale is None:
+            return action.astype(np.float32, copy=False)
+        centre, half = scale
+        return (centre + half * action).astype(np.float32)
+
+
+@cache  # an environment is stepped with the same bounds many thousand times a second
+def _centre_and_half(bounds: Bounds) -> tuple[np.ndarray, np.ndarray] | None:
+    """None where the bounds are -1 and 1."""
+    if bounds.unit:
+        return None
+    low, high = np.asarray(bounds.low, np.float64), np.asarray(bounds.high, np.float64)
+    return (high + low) / 2, (high - low) / 2
+
+
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What data and policies remember of their environment:
-
-    enough to make it again and to scale actions to its bounds.
-    """
+    """What data and policies store about their environment: enough to make it again and to scale actions."""
 
     id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -50,9 +98,16 @@ class EnvironmentSpec:
     def discrete(self) -> bool:
         return self.num_actions is not None
 
+    @property
+    def bounds(self) -> Bounds | None:
+        """None where actions are discrete or no bounds were stated."""
+        if self.action_low is None or self.action_high is None:
+            return None
+        return Bounds(self.action_low, self.action_high)
+
 
 class Origin(NamedTuple):
-    """Where each row truly came from: codes into `names`. Kept to judge scorers, never shown to them."""
+    """Where each row truly came from, as codes into `names`: kept to judge scorers, never shown to them."""
 
     code: Int8[np.ndarray, "rows"]
     names: tuple[str, ...]
@@ -72,6 +127,7 @@ class Dataset:
     origin: Origin | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = "memory"  # the file it was read from, for messages
+    stated_bounds: Bounds | None = None  # those of a file that names no environment
 
     def __len__(self) -> int:
         return len(self.transitions.reward)
@@ -87,6 +143,13 @@ class Dataset:
     @property
     def discrete(self) -> bool:
         return is_one_hot(self.transitions.action)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What the -1 and +1 of its actions stand for; None where that is unknown or actions are discrete."""
+        if self.discrete:
+            return None
+        return (self.environment and self.environment.bounds) or self.stated_bounds
 
     @property
     def episode_ends(self) -> Shaped[np.ndarray, "episodes"]:
@@ -109,7 +172,7 @@ class Dataset:
         return np.add.reduceat(self.transitions.reward.astype(np.float64), self.episode_starts)
 
     def take(self, rows: np.ndarray | slice) -> "Dataset":
-        """The given rows, in the given order. Whoever takes parts of episodes must mark their ends in `timeout`."""
+        """The given rows, in the given order. The caller marks the ends of partial episodes in `timeout`."""
         origin = None if self.origin is None else Origin(self.origin.code[rows], self.origin.names)
         transitions = Transitions(*(array[rows] for array in self.transitions))
         return replace(self, transitions=transitions, timeout=self.timeout[rows], origin=origin)
@@ -117,8 +180,9 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """The expert set, the supplementary set (None for plain BC), and through `union` their concatenation, expert
-    first. `weight` is how much each row of the union is worth imitating, where that was settled before training.
+    """The expert set and the supplementary set (None for plain BC); `union` joins them, expert first.
+
+    `weight` is how much each row of the union is worth imitating, if that was decided before training.
     """
 
     expert: Dataset
@@ -139,5 +203,5 @@ class Demonstrations:
 
 
 def is_one_hot(action: Any) -> bool:
-    """Whether actions are one-hot rows of a discrete space: the integer type says so."""
+    """Whether actions are one-hot rows of a discrete space, which the integer type shows."""
     return np.dtype(action.dtype).kind in "iu"

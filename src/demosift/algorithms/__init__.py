@@ -6,7 +6,18 @@ from demosift.algorithms.dwbc import DWBC
 from demosift.algorithms.nbcu import NBCU
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
-from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, Metrics, State, algorithm, make_algorithm, register
+from demosift.learning.about import About, Work
+from demosift.learning.algorithm import (
+    REGISTRY,
+    Algorithm,
+    Batch,
+    Metrics,
+    State,
+    algorithm,
+    facts,
+    make_algorithm,
+    register,
+)
 
 for each in (BC, NBCU, WBCU, WBCUTwoStage, DemoDICE, DWBC):
     register(each)
@@ -17,13 +28,16 @@ __all__ = [
     "NBCU",
     "REGISTRY",
     "WBCU",
+    "About",
     "Algorithm",
     "Batch",
     "DemoDICE",
     "Metrics",
     "State",
     "WBCUTwoStage",
+    "Work",
     "algorithm",
+    "facts",
     "make_algorithm",
     "register",
 ]

@@ -2,8 +2,8 @@
 
     min_pi  -mean_E log pi(a|s)                                                   (paper, eq. 1)
 
-The paper's code holds no BC run, and an unused deterministic policy beside the tanh-Gaussian one; this is the natural
-reading: the same policy class, learning rate and batch as NBCU and WBCU.
+The paper's code has no BC run, only an unused deterministic policy beside the tanh-Gaussian one. This is the natural
+reading: the same policy class, learning rate and batch size as NBCU and WBCU.
 """
 
 from typing import ClassVar, NamedTuple
@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import clone, init_cloner
 from demosift.learning.learner import Learner
@@ -22,13 +23,20 @@ class State(NamedTuple):
     policy: Learner
 
 
+def clone_evenly(state: State, rows: Transitions, learning_rate: float) -> tuple[State, Metrics]:
+    """A step in which every row counts the same."""
+    policy, loss = clone(state.policy, rows, jnp.ones(rows.reward.shape), learning_rate)
+    return State(policy), {"policy_loss": loss}
+
+
 @algorithm
 class BC:
     """Behavioural cloning of the expert set."""
 
     name: ClassVar[str] = "bc"
+    about: ClassVar[About] = About("BC", "clones the expert's data only", colour=0)
     needs_supplementary: ClassVar[bool] = False
-    mean_limit: ClassVar[float] = 7.0
+    takes_weights: ClassVar[bool] = False
 
     learning_rate: float = 3e-4
     batch_size: int = 256
@@ -38,12 +46,13 @@ class BC:
         return State(init_cloner(batch, self.hidden, key))
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        weight = jnp.ones(self.batch_size)
-        policy, loss = clone(state.policy, batch.expert, weight, self.learning_rate)
-        return State(policy), {"policy_loss": loss}
+        return clone_evenly(state, batch.expert, self.learning_rate)
 
     def policy(self, state: State) -> Policy:
         return state.policy.params
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         return jnp.ones(rows.reward.shape)
+
+    def work(self) -> list[Work]:
+        return [cloning_work(self.batch_size, self.hidden)]

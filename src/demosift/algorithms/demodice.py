@@ -6,7 +6,7 @@ With r = -k(z) from a discriminator z(s,a) as in WBCU, K = 1 + alpha and A = r +
     w    = exp(A/K), normalised to mean 1 over the batch
     L_pi = -mean_U  w log pi(a|s)
 
-One iteration steps all three networks from what they were before it. The value is masked at true terminals and the
+One iteration steps all three networks, each from the networks before it. The value is masked at true terminals and the
 stored successor is used; the authors' loader, which bootstraps into the next episode's first state, is not reproduced.
 Defaults are the authors' (penalty 0.1, alpha 0, batch 512); the paper's tables vary the penalty over 0, 1 and 10. With
 alpha = 0 the term alpha KL(d || d_U) of the objective vanishes; that too is the authors' default.
@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demosift.learning.about import About, Work, cloning_work, slope_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import clone
 from demosift.learning.discriminator import discriminate, init_discriminator, weight_metrics
 from demosift.learning.learner import Learner, descend, start
-from demosift.learning.losses import discriminator_accuracy, gradient_penalty, mix, smoothed_cost
+from demosift.learning.losses import gradient_penalty, mix, smoothed_cost
 from demosift.learning.networks import (
     Perceptron,
     Policy,
@@ -64,8 +65,11 @@ class DemoDICE:
     """DemoDICE: weights from a critic over the discriminator's reward."""
 
     name: ClassVar[str] = "demodice"
+    about: ClassVar[About] = About(
+        "DemoDICE", "clones the union, weighted by a learned advantage", colour=4, penalised=True
+    )
     needs_supplementary: ClassVar[bool] = True
-    mean_limit: ClassVar[float] = 7.0
+    takes_weights: ClassVar[bool] = False
 
     gradient_penalty: float = 0.1
     nu_penalty: float = 1e-4
@@ -87,23 +91,13 @@ class DemoDICE:
         )
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        discriminator, discriminator_loss, z_expert, z_union = discriminate(
-            state.discriminator,
-            batch,
-            self.discriminator_learning_rate,
-            self.gradient_penalty,
-            "logit",
+        discriminator, z_union, metrics = discriminate(
+            state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, "logit"
         )
         critic, critic_loss, advantage = self.criticise(state.critic, batch, -smoothed_cost(z_union))
         weight = normalised_weight(advantage, 1.0 + self.alpha)
         policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate)
-        metrics = {
-            "policy_loss": policy_loss,
-            "discriminator_loss": discriminator_loss,
-            "discriminator_accuracy": discriminator_accuracy(z_expert, z_union),
-            "critic_loss": critic_loss,
-            **weight_metrics(weight),
-        }
+        metrics |= {"policy_loss": policy_loss, "critic_loss": critic_loss, **weight_metrics(weight)}
         return State(policy, discriminator, critic), metrics
 
     def criticise(self, critic: Learner, batch: Batch, reward: Rows) -> tuple[Learner, Float[Array, ""], Rows]:
@@ -132,7 +126,12 @@ class DemoDICE:
         return state.policy.params
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
-        """exp(A/K): the weight up to the constant by which a batch's weights are normalised."""
+        """exp(A/K): the weight, up to the constant that normalises a batch."""
         z = scalar(state.discriminator.params, state_action(rows.obs, rows.action))
         nu, next_nu = (scalar(state.critic.params, obs) for obs in (rows.obs, rows.next_obs))
         return jnp.exp(advantage(-smoothed_cost(z), nu, next_nu, rows.terminal, self.discount) / (1.0 + self.alpha))
+
+    def work(self) -> list[Work]:
+        batch, hidden = self.batch_size, self.hidden
+        discriminator, critic = slope_work(2 * batch, 2 * batch, hidden), slope_work(2 * batch, 3 * batch, hidden)
+        return [cloning_work(batch, hidden), discriminator, critic]

@@ -1,7 +1,7 @@
 """DWBC (Xu et al., ICML 2022): the discriminator also sees how likely the policy finds the action.
 
-With d(s, a, log pi) clipped to [0.1, 0.9], E the expert and O the supplementary batch (the expert set is not part of
-it):
+With d(s, a, log pi) clipped to [0.1, 0.9], E the expert batch and O the supplementary batch, which does not contain the
+expert set:
 
     L_d  = mean[-log d_E + log(1 - d_E)] - mean log(1 - d_O) / eta                    (positive-unlabelled)
     w_E  = alpha - 1 - eta / (d_E (1 - d_E)),     w_O = d_O/(1 - d_O), zero where d_O < 0.5
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
+from demosift.learning.about import About, Work, cloning_work, forward_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.discriminator import weight_metrics
 from demosift.learning.learner import Learner, descend, start
@@ -30,9 +31,9 @@ from demosift.learning.networks import (
     affine,
     apply,
     fan_in_uniform,
-    gaussian_log_prob,
     init_perceptron,
     init_policy,
+    log_tanh_slope,
     state_action,
 )
 from demosift.types import Transitions
@@ -40,6 +41,7 @@ from demosift.types import Transitions
 TORCH_ADAM_EPSILON = 1e-8
 DISCRIMINATOR_RANGE = (0.1, 0.9)
 LOG_PROB_RANGE = (-20.0, 10.0)
+MEAN_LIMIT = 9.0
 
 Rows = Float[Array, "rows"]
 
@@ -85,15 +87,11 @@ def other_weight(d: Rows) -> Rows:
 def log_prob_per_dimension(
     policy: Policy, obs: Float[Array, "rows obs"], action: Shaped[Array, "rows action"]
 ) -> Float[Array, "rows dimensions"]:
-    """As `Policy.log_prob`, but with the log-determinant taken at the clipped action, since here its value is an
-    input.
-    """
+    """As `Policy.log_prob`, but with the log-determinant of the clipped action, because here its value is an input."""
     if not isinstance(policy, TanhGaussian):
         return policy.log_prob(obs, action)
-    mean, log_std = policy.moments(obs, DWBC.mean_limit)
     u = jnp.arctanh(jnp.clip(action, -1.0 + 1e-7, 1.0 - 1e-7))
-    log_determinant = 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
-    return gaussian_log_prob(u, mean, log_std) - log_determinant
+    return policy.log_prob_before_tanh(obs, u, log_tanh_slope(u))
 
 
 @algorithm
@@ -101,8 +99,9 @@ class DWBC:
     """Discriminator-weighted behavioural cloning."""
 
     name: ClassVar[str] = "dwbc"
+    about: ClassVar[About] = About("DWBC", "clones with the discriminator's output as the weight", colour=5)
     needs_supplementary: ClassVar[bool] = True
-    mean_limit: ClassVar[float] = 9.0
+    takes_weights: ClassVar[bool] = False
 
     alpha: float = 7.5
     eta: float = 0.5
@@ -116,7 +115,7 @@ class DWBC:
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         policy_key, sample_key, likelihood_key, joint_key = jax.random.split(key, 4)
         obs, action = batch.union.obs, batch.union.action
-        policy = init_policy(policy_key, obs, action, self.hidden, fan_in_uniform)
+        policy = init_policy(policy_key, obs, action, self.hidden, fan_in_uniform, MEAN_LIMIT)
         dimensions = action.shape[-1] if isinstance(policy, TanhGaussian) else 1
         first, *rest = self.hidden
         (sample,) = init_perceptron(sample_key, (obs.shape[-1] + action.shape[-1], first // 2), [fan_in_uniform])
@@ -167,3 +166,7 @@ class DWBC:
         """The weight each row would have as a supplementary sample."""
         log_prob = log_prob_per_dimension(state.policy.params, rows.obs, rows.action)
         return other_weight(likeness(state.discriminator.params, state_action(rows.obs, rows.action), log_prob))
+
+    def work(self) -> list[Work]:
+        """Without the discriminator's own step, which is taken once in a hundred iterations."""
+        return [cloning_work(2 * self.batch_size, self.hidden), forward_work(2 * self.batch_size, self.hidden)]

@@ -8,9 +8,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.bc import State
+from demosift.algorithms.bc import State, clone_evenly
+from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.cloning import init_cloner
 from demosift.learning.networks import Policy
 from demosift.types import Transitions
 
@@ -20,8 +21,9 @@ class NBCU:
     """Naive behavioural cloning of the union."""
 
     name: ClassVar[str] = "nbcu"
+    about: ClassVar[About] = About("NBCU", "clones the whole union, every sample alike", colour=1)
     needs_supplementary: ClassVar[bool] = True
-    mean_limit: ClassVar[float] = 7.0
+    takes_weights: ClassVar[bool] = False
 
     learning_rate: float = 3e-4
     batch_size: int = 256
@@ -31,12 +33,13 @@ class NBCU:
         return State(init_cloner(batch, self.hidden, key))
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        weight = jnp.ones(self.batch_size)
-        policy, loss = clone(state.policy, batch.union, weight, self.learning_rate)
-        return State(policy), {"policy_loss": loss}
+        return clone_evenly(state, batch.union, self.learning_rate)
 
     def policy(self, state: State) -> Policy:
         return state.policy.params
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         return jnp.ones(rows.reward.shape)
+
+    def work(self) -> list[Work]:
+        return [cloning_work(self.batch_size, self.hidden)]

@@ -5,9 +5,11 @@
     min_pi  -mean_U  w log pi(a|s)                                                    (paper, Algorithm 2)
 
 Where the paper and its code differ, the default is the code, since it made the tables:
-the discriminator and the policy step together, once per iteration, and the weights come from the discriminator as it
-was before its step (the paper trains one after the other: `wbcu-two-stage`); the ratio is smoothed (`ratio="exact"` is
-the paper's); the penalty is on the gradient of the smoothed logit (`penalty="probability"` is the paper's).
+
+- the discriminator and the policy step together, once per iteration, and the weights come from the discriminator as it
+  was before its step (the paper trains one after the other: `wbcu-two-stage`);
+- the ratio is smoothed (`ratio="exact"` is the paper's);
+- the penalty is on the gradient of the smoothed logit (`penalty="probability"` is the paper's).
 """
 
 from typing import ClassVar, Literal, NamedTuple
@@ -15,18 +17,12 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demosift.learning.about import About, Work, cloning_work, slope_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import clone, init_cloner
-from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weight_metrics
+from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weigh_rows, weight_metrics
 from demosift.learning.learner import Learner
-from demosift.learning.losses import (
-    discriminator_accuracy,
-)
-from demosift.learning.networks import (
-    Policy,
-    scalar,
-    state_action,
-)
+from demosift.learning.networks import Policy
 from demosift.types import Transitions
 
 
@@ -35,13 +31,19 @@ class State(NamedTuple):
     discriminator: Learner
 
 
+def init_state(batch: Batch, hidden: tuple[int, ...], key: PRNGKeyArray) -> State:
+    policy_key, discriminator_key = jax.random.split(key)
+    return State(init_cloner(batch, hidden, policy_key), init_discriminator(batch, hidden, discriminator_key))
+
+
 @algorithm
 class WBCU:
     """Weighted behavioural cloning of the union, discriminator and policy together."""
 
     name: ClassVar[str] = "wbcu"
+    about: ClassVar[About] = About("WBCU", "clones the union, weighted by the discriminator", colour=2, penalised=True)
     needs_supplementary: ClassVar[bool] = True
-    mean_limit: ClassVar[float] = 7.0
+    takes_weights: ClassVar[bool] = False
 
     gradient_penalty: float = 1.0
     threshold: float = 0.0
@@ -53,28 +55,22 @@ class WBCU:
     hidden: tuple[int, ...] = (256, 256)
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        policy_key, discriminator_key = jax.random.split(key)
-        return State(
-            init_cloner(batch, self.hidden, policy_key), init_discriminator(batch, self.hidden, discriminator_key)
-        )
+        return init_state(batch, self.hidden, key)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        discriminator, discriminator_loss, z_expert, z_union = discriminate(
+        discriminator, z_union, metrics = discriminate(
             state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
         )
         weight = ratio_weight(z_union, self.ratio, self.threshold)
-        policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate)
-        metrics = {
-            "policy_loss": policy_loss,
-            "discriminator_loss": discriminator_loss,
-            "discriminator_accuracy": discriminator_accuracy(z_expert, z_union),
-            **weight_metrics(weight),
-        }
-        return State(policy, discriminator), metrics
+        policy, loss = clone(state.policy, batch.union, weight, self.learning_rate)
+        return State(policy, discriminator), {"policy_loss": loss, **metrics, **weight_metrics(weight)}
 
     def policy(self, state: State) -> Policy:
         return state.policy.params
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
-        z = scalar(state.discriminator.params, state_action(rows.obs, rows.action))
-        return ratio_weight(z, self.ratio, self.threshold)
+        return weigh_rows(state.discriminator, rows, self.ratio, self.threshold)
+
+    def work(self) -> list[Work]:
+        batch, hidden = self.batch_size, self.hidden
+        return [cloning_work(batch, hidden), slope_work(2 * batch, 2 * batch, hidden)]

@@ -1,12 +1,11 @@
 """WBCU as the paper's Algorithm 2 has it: train the discriminator, then weigh the samples, then clone them.
 
 The same losses and weights as `wbcu` (its docstring has the equations) on another schedule: the discriminator alone
-takes the first `discriminator_iterations`, then stays as it is. A sample's weight is computed when the sample is
-drawn: the discriminator no longer moves, so these are the numbers that weighing all samples once would give. A policy
-iteration costs a quarter of a joint one.
+trains for the first `discriminator_iterations` and is then frozen. A sample's weight is computed when the sample is
+drawn, which gives the same numbers as weighing all samples once. A policy iteration costs a quarter of a joint one.
 
-Where the data come with weights (`demosift score`, then `--scores`), they take the discriminator's place: every
-iteration is one of the policy, and the discriminator stays as it was made.
+Where the data come with weights (`demosift score`, then `--scores`), these replace the discriminator's: every iteration
+trains the policy, and the discriminator is never trained.
 """
 
 from typing import ClassVar, Literal
@@ -15,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms.wbcu import State
+from demosift.algorithms.wbcu import State, init_state
+from demosift.learning.about import About, Work, cloning_work, forward_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import clone, init_cloner
-from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weight_metrics
-from demosift.learning.losses import discriminator_accuracy
-from demosift.learning.networks import Policy, scalar, state_action
+from demosift.learning.cloning import clone
+from demosift.learning.discriminator import discriminate, ratio_weight, weigh_rows, weight_metrics
+from demosift.learning.networks import Policy
 from demosift.types import Transitions
 
 
@@ -29,8 +28,10 @@ class WBCUTwoStage:
     """Weighted behavioural cloning of the union, discriminator first."""
 
     name: ClassVar[str] = "wbcu-two-stage"
+    about: ClassVar[About] = About(
+        "Two-stage WBCU", "clones the union, weighted by a discriminator trained first", colour=3
+    )
     needs_supplementary: ClassVar[bool] = True
-    mean_limit: ClassVar[float] = 7.0
     takes_weights: ClassVar[bool] = True
 
     gradient_penalty: float = 1.0
@@ -44,24 +45,17 @@ class WBCUTwoStage:
     hidden: tuple[int, ...] = (256, 256)
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        policy_key, discriminator_key = jax.random.split(key)
-        return State(
-            init_cloner(batch, self.hidden, policy_key), init_discriminator(batch, self.hidden, discriminator_key)
-        )
+        return init_state(batch, self.hidden, key)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
         def discriminator_step(state: State) -> tuple[State, Metrics]:
-            discriminator, loss, z_expert, z_union = discriminate(
+            discriminator, z_union, metrics = discriminate(
                 state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
             )
             weight = ratio_weight(z_union, self.ratio, self.threshold)
-            metrics = {
-                "policy_loss": jnp.nan,
-                "discriminator_loss": loss,
-                "discriminator_accuracy": discriminator_accuracy(z_expert, z_union),
-                **weight_metrics(weight),
-            }
-            return State(state.policy, discriminator), as_float32(metrics)
+            return State(state.policy, discriminator), as_float32(
+                {"policy_loss": jnp.nan, **metrics, **weight_metrics(weight)}
+            )
 
         def policy_step(state: State) -> tuple[State, Metrics]:
             weight = self.weigh(state, batch.union) if batch.weight is None else self.kept(batch.weight)
@@ -82,8 +76,11 @@ class WBCUTwoStage:
         return state.policy.params
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
-        z = scalar(state.discriminator.params, state_action(rows.obs, rows.action))
-        return ratio_weight(z, self.ratio, self.threshold)
+        return weigh_rows(state.discriminator, rows, self.ratio, self.threshold)
+
+    def work(self) -> list[Work]:
+        """The work of the second stage, in which the discriminator only weighs."""
+        return [cloning_work(self.batch_size, self.hidden), forward_work(self.batch_size, self.hidden)]
 
 
 def as_float32(metrics: dict) -> Metrics:

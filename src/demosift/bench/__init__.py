@@ -1,0 +1,19 @@
+"""What bench verbs share: results in a .json file, and their tables beside it in Markdown."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from demosift.files import atomic_write, write_json
+from demosift.types import InputError
+
+
+def check_out(out: str | None) -> None:
+    if out is not None and Path(out).suffix != ".json":
+        raise InputError(f"{out}: results are a .json file; tables are written beside it")
+
+
+def write_with_tables(path: Path, answer: Mapping[str, Any], text: str) -> None:
+    write_json(path, dict(answer))
+    with atomic_write(path.with_suffix(".md")) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8")

@@ -1,14 +1,14 @@
-"""`demosift bench scale`: how the time and memory of `demosift score` grow with the pile.
+"""`demosift bench scale`: how the time and memory of `demosift score` grow with the supplementary set.
 
-Piles of random numbers in Hopper's sizes are written to a temporary folder, block by block, and scored by a process of
-their own with the default scorer. What bounds it is measured beside: reading the file's states and actions alone, and
-inside the process how long each stage took.
+Random numbers in Hopper's sizes are written to a temporary folder, block by block, and scored with the default scorer
+in a process of its own. To show what limits it, each stage inside the process is timed, and so is reading the file's
+states and actions alone.
 
     survey    reading every row, to fingerprint it and measure the states
     plan      finding equal rows, folds, and the sample to train on
-    train     the models, on at most 262,144 rows of the pile
+    train     the models, on at most 262,144 supplementary rows
     weigh     reading every row again, to weigh it
-    apply     of that, the time within compiled functions: networks and nearest neighbours
+    apply     the part of that spent in compiled functions: networks and nearest neighbours
     judge     diagnosis and what the page shows
     write     the folder
 """
@@ -26,10 +26,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from demosift.bench import check_out, write_with_tables
 from demosift.data import open_rows
-from demosift.files import atomic_write, provenance, write_json
+from demosift.files import atomic_write, provenance
 from demosift.sift.scorers import DEFAULT
-from demosift.types import InputError
 
 OBS_DIM, ACTION_DIM, EPISODE = 11, 3, 1_000
 EXPERT_ROWS = 1_000
@@ -38,8 +38,8 @@ ROWS = (100_000, 1_000_000, 20_000_000)
 STAGES = ("survey", "plan", "train", "weigh", "apply", "judge", "write")
 
 
-def write_pile(path: Path, num_rows: int, seed: int) -> None:
-    """A native file whose actions follow from its states, some more than others."""
+def write_rows(path: Path, num_rows: int, seed: int) -> None:
+    """Write a native file. The expert's actions follow from the states; elsewhere two episodes of three have noise."""
     rng = np.random.default_rng(seed)
     kernel = np.random.default_rng(0).standard_normal((OBS_DIM, ACTION_DIM)).astype(np.float32)
     columns = {"observations": OBS_DIM, "actions": ACTION_DIM, "next_observations": OBS_DIM}
@@ -60,15 +60,15 @@ def write_pile(path: Path, num_rows: int, seed: int) -> None:
 
 
 def read_seconds(path: Path) -> float:
-    """To read every state and action once: the least that scoring takes twice."""
+    """The seconds to read every state and action once, which scoring must do twice."""
     began = time.perf_counter()
     for obs, action in open_rows(path).blocks(BLOCK):
         assert len(obs) == len(action)
     return time.perf_counter() - began
 
 
-def score_and_tell(expert: str, pile: str, out: str, scorer: str = DEFAULT) -> None:
-    """What the measured process does: prints the seconds of each stage."""
+def score_and_tell(expert: str, supplementary: str, out: str, scorer: str = DEFAULT) -> None:
+    """Run in the measured process: score, then print the seconds of each stage."""
     from demosift.sift import scoring
 
     apply, applied = scoring.features_by_models, 0.0
@@ -82,17 +82,17 @@ def score_and_tell(expert: str, pile: str, out: str, scorer: str = DEFAULT) -> N
             applied += time.perf_counter() - began
 
     scoring.features_by_models = timed
-    scored = scoring.score(expert, pile, out=out, scorer=scorer, progress=False)
+    scored = scoring.score(expert, supplementary, out=out, scorer=scorer, progress=False)
     print(json.dumps({**scored.seconds, "apply": applied}))
 
 
 def measure_score(folder: Path, num_rows: int, scorer: str) -> dict[str, Any]:
-    expert, pile, out = folder / "expert.hdf5", folder / f"{num_rows}.hdf5", folder / f"scores-{num_rows}"
+    expert, supplementary, out = folder / "expert.hdf5", folder / f"{num_rows}.hdf5", folder / f"scores-{num_rows}"
     if not expert.exists():
-        write_pile(expert, EXPERT_ROWS, 0)
-    write_pile(pile, num_rows, 1)
-    reading = read_seconds(pile)
-    given = [*map(str, (expert, pile, out)), scorer]
+        write_rows(expert, EXPERT_ROWS, 0)
+    write_rows(supplementary, num_rows, 1)
+    reading = read_seconds(supplementary)
+    given = [*map(str, (expert, supplementary, out)), scorer]
     code = f"from demosift.bench.scale import score_and_tell; score_and_tell(*{given})"
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -106,34 +106,27 @@ def measure_score(folder: Path, num_rows: int, scorer: str) -> dict[str, Any]:
     stages = json.loads(told)
     answer = {
         "rows": num_rows,
-        "file_gigabytes": round(pile.stat().st_size / 1e9, 3),
+        "file_gigabytes": round(supplementary.stat().st_size / 1e9, 3),
         "seconds": round(time.perf_counter() - began, 1),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "read_seconds": round(reading, 1),
-        "peak_gigabytes": round(usage.ru_maxrss * resource_unit() / 1e9, 3),
+        "peak_gigabytes": round(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9, 3),
         "stages": {stage: round(stages[stage], 1) for stage in STAGES},
     }
-    pile.unlink()
+    supplementary.unlink()
     return answer
-
-
-def resource_unit() -> int:
-    return 1 if sys.platform == "darwin" else 1024
 
 
 def bench_scale(
     rows: Sequence[int] | None = None, out: str | None = None, scorer: str = DEFAULT
 ) -> tuple[dict[str, Any], str]:
     """With `out`, a .json file, results are written there and the table beside it."""
-    if out is not None and Path(out).suffix != ".json":
-        raise InputError(f"{out}: results of bench scale are a .json file; the table is written beside it")
+    check_out(out)
     with tempfile.TemporaryDirectory(prefix="demosift-scale-") as folder:
         results = [measure_score(Path(folder), num_rows, scorer) for num_rows in rows or ROWS]
     answer, text = {"results": results, "scorer": scorer, **provenance()}, table(results)
     if out is not None:
-        write_json(out, answer)
-        with atomic_write(Path(out).with_suffix(".md")) as temporary:
-            temporary.write_text(f"{text}\n", encoding="utf-8")
+        write_with_tables(Path(out), answer, text)
     return answer, text
 
 

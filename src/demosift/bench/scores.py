@@ -1,20 +1,20 @@
-"""`demosift bench scores`: the scorers against the truth, on piles whose every row's origin is known.
+"""`demosift bench scores`: the scorers against the truth, on supplementary sets with rows of known origin.
 
-Three measures, each with its target. None of what they are judged by is shown to a scorer.
+There are three measures, each with a target. A scorer never sees what it is judged by.
 
     noisy-expert   AUC of clean against noisy rows
     haystack       precision among the best 20 of 2,000 episodes; 20 are the expert's, the rest medium and random
     full-replay    Spearman correlation of an episode's mean log-weight and its return
 
 The last needs replays (`--replay DIR`, with what `demosift collect` wrote for an environment in DIR/ENV), and is left
-out for environments that have none there.
+out for environments without one.
 
 Results are rows of a file (`--out FILE.json`), each with the digest of its data and the scorer's settings. A row that
-is there already is not measured again, so that an interrupted bench goes on and parts of it may run at other times;
-tables of all rows lie beside it in FILE.md.
+is there already is not measured again, so that an interrupted bench continues and parts of it may run at other times.
+Tables of all rows are written beside it, to FILE.md.
 """
 
-import json
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from demosift.files import atomic_write, digest, plain, provenance, write_json
+from demosift.bench import check_out, write_with_tables
+from demosift.files import Unusable, digest, plain, provenance, read_json
 from demosift.policy import RandomPolicy
-from demosift.sift.calibration import area_under_curve
+from demosift.report.statistics import probability_greater
 from demosift.sift.scorers import DEFAULT, SCORERS, make_scorer
 from demosift.sift.scoring import Scored, score
 from demosift.simulation import environments
@@ -38,10 +39,9 @@ from demosift.types import Dataset, Demonstrations, InputError, Origin, Transiti
 
 TARGETS = {"noisy-expert": 0.97, "haystack": 0.95, "full-replay": 0.8}
 HIGHER = {("noisy-expert", "halfcheetah"): 0.99, ("noisy-expert", "ant"): 0.99}
-NEEDLES, HAY = 20, 990  # episodes of the expert's; of the medium and of the random policy each
-REPEATED = (DEFAULT, "neighbours")  # measured with every seed and three members; the others with the first and one
-
-HAYSTACKS = ("hopper",)  # the others' 2,000 episodes take minutes to record
+NEEDLES, HAY = 20, 990  # episodes of the expert; of the medium and the random policy, each
+REPEATED = (DEFAULT, "neighbours")  # measured with every seed and three members; the others with one of each
+HAYSTACKS = ("hopper",)  # elsewhere 2,000 episodes take minutes to record
 
 Row = dict[str, Any]
 Key = tuple[str, str, int, str]  # measure, environment, seed, scorer
@@ -51,32 +51,34 @@ def target(measure: str, env: str) -> float:
     return HIGHER.get((measure, env), TARGETS[measure])
 
 
-def separation(scored: Scored, pile: Dataset) -> float:
+def separation(scored: Scored, supplementary: Dataset) -> float:
     """AUC of clean against noisy rows."""
-    assert pile.origin is not None
-    clean, noisy = (scored.supplementary[pile.origin.code == ORIGINS.index(name)] for name in ("clean", "noisy"))
-    return area_under_curve(clean, noisy)
+    assert supplementary.origin is not None
+    clean, noisy = (
+        scored.supplementary[supplementary.origin.code == ORIGINS.index(name)] for name in ("clean", "noisy")
+    )
+    return probability_greater(clean, noisy)
 
 
-def pile_scores(scored: Scored) -> np.ndarray:
+def episode_weights(scored: Scored) -> np.ndarray:
     return scored.episodes()["log_weight"][scored.num_expert_episodes :]
 
 
-def precision(scored: Scored, pile: Dataset) -> float:
-    """The share of the expert's among the best episodes, as many as there are of it."""
-    best = np.argsort(-pile_scores(scored), kind="stable")[:NEEDLES]
-    assert pile.origin is not None
-    return float(np.mean(pile.origin.code[pile.episode_starts[best]] == ORIGINS.index("clean")))
+def precision(scored: Scored, supplementary: Dataset) -> float:
+    """The share of expert episodes among the best, taking as many as the expert has."""
+    best = np.argsort(-episode_weights(scored), kind="stable")[:NEEDLES]
+    assert supplementary.origin is not None
+    return float(np.mean(supplementary.origin.code[supplementary.episode_starts[best]] == ORIGINS.index("clean")))
 
 
-def correlation(scored: Scored, pile: Dataset) -> float:
-    """Of mean log-weight and return; zero where all episodes weigh the same."""
-    mean = pile_scores(scored)
-    return float(spearmanr(mean, pile.returns())[0]) if np.ptp(mean) > 0 else 0.0  # type: ignore[arg-type]
+def correlation(scored: Scored, supplementary: Dataset) -> float:
+    """Spearman's, of an episode's mean log-weight and its return; zero where all episodes weigh the same."""
+    mean = episode_weights(scored)
+    return float(spearmanr(mean, supplementary.returns())[0]) if np.ptp(mean) > 0 else 0.0  # type: ignore[arg-type]
 
 
 def haystack(env: str, seed: int) -> Demonstrations:
-    """One expert episode, and a pile with 20 others of the expert's among 2,000."""
+    """One expert episode, and a supplementary set of 2,000 with 20 others of the expert among them."""
     spec = environments.resolve(env)
     expert = record(shipped_policy(env, "expert"), NEEDLES + 1, spec, seed=seed)
     first = int(expert.episode_ends[0])
@@ -86,8 +88,8 @@ def haystack(env: str, seed: int) -> Demonstrations:
         (record(RandomPolicy(spec), HAY, spec, seed=seed), "random"),
     ]
     code = np.concatenate([np.full(len(part), ORIGINS.index(name), np.int8) for part, name in parts])
-    pile = _join([part for part, _ in parts])
-    return Demonstrations(expert.take(slice(first)), replace(pile, origin=Origin(code, ORIGINS)))
+    supplementary = _join([part for part, _ in parts])
+    return Demonstrations(expert.take(slice(first)), replace(supplementary, origin=Origin(code, ORIGINS)))
 
 
 def _join(datasets: Sequence[Dataset]) -> Dataset:
@@ -113,7 +115,7 @@ def key(row: Row) -> Key:
 
 
 def request(measure: str, env: str, seed: int, scorer: str, data: Demonstrations) -> Row:
-    """What a result is about: its key, the data's digest and the scorer's settings."""
+    """What identifies a result: its key, the data's digest and the scorer's settings."""
     assert data.supplementary is not None
     arrays = {
         f"{name}/{field}": array
@@ -134,16 +136,16 @@ def request(measure: str, env: str, seed: int, scorer: str, data: Demonstrations
 
 
 def measure_scorer(asked: Row, data: Demonstrations) -> Row:
-    pile = data.supplementary
-    assert pile is not None
+    supplementary = data.supplementary
+    assert supplementary is not None
     began = time.perf_counter()
-    scored = score(data.expert, pile, scorer=asked["scorer"], members=asked["members"], seed=asked["seed"])
+    scored = score(data.expert, supplementary, scorer=asked["scorer"], members=asked["members"], seed=asked["seed"])
     return {
         **asked,
-        "value": JUDGES[asked["measure"]](scored, pile),
+        "value": JUDGES[asked["measure"]](scored, supplementary),
         "target": target(asked["measure"], asked["env"]),
-        "rows": len(pile),
-        "episodes": pile.num_episodes,
+        "rows": len(supplementary),
+        "episodes": supplementary.num_episodes,
         "held_out_auc": scored.summary["held_out"]["auc"],
         "kept": scored.summary["kept"],
         "seconds": round(time.perf_counter() - began, 1),
@@ -151,7 +153,7 @@ def measure_scorer(asked: Row, data: Demonstrations) -> Row:
 
 
 class Results:
-    """Finished rows, in memory and, with a path, in a file that others may add to meanwhile."""
+    """Finished rows, in memory and, with a path, in a file that other processes may add to meanwhile."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -162,9 +164,9 @@ class Results:
         if self.path is None or not self.path.exists():
             return
         try:
-            self.rows = {key(row): row for row in json.loads(self.path.read_text(encoding="utf-8"))["results"]}
+            self.rows = {key(row): row for row in read_json(self.path)["results"]}
             self.ordered()  # every name is known
-        except (ValueError, KeyError, TypeError) as error:
+        except (Unusable, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: not results of demosift bench scores") from error
 
     def has(self, asked: Row) -> bool:
@@ -175,9 +177,7 @@ class Results:
         self.read()
         self.rows[key(row)] = row
         if self.path is not None:
-            write_json(self.path, self.answer())
-            with atomic_write(self.path.with_suffix(".md")) as temporary:
-                temporary.write_text(f"{tables(self.ordered())}\n", encoding="utf-8")
+            write_with_tables(self.path, self.answer(), tables(self.ordered()))
 
     def ordered(self) -> list[Row]:
         places = [list(TARGETS), list(environments.SHORT_NAMES), list(SCORERS)]
@@ -200,23 +200,27 @@ def bench_scores(
     measures: Sequence[str] | None = None,
     out: str | None = None,
 ) -> tuple[Row, str]:
-    """Every scorer on every pile. With `replay`, a folder that holds what `collect` wrote for each environment."""
+    """Every scorer on every task. `replay` is a folder that holds what `collect` wrote for each environment."""
     scorers = _known("scorer", scorers, SCORERS)
     envs = _known("environment", envs, environments.SHORT_NAMES)
     measures = _known("measure", measures, TARGETS)
-    if out is not None and Path(out).suffix != ".json":
-        raise InputError(f"{out}: results of bench scores are a .json file; tables are written beside it")
+    check_out(out)
     results = Results(None if out is None else Path(out))
-    for measure in measures:
-        for env in envs:
-            if measure == "haystack" and env not in HAYSTACKS:
+    for measure, env in itertools.product(measures, envs):
+        if measure == "haystack" and env not in HAYSTACKS:
+            continue
+        if measure == "full-replay" and not (replay and Path(replay, env).is_dir()):
+            continue
+        for seed in range(seeds if measure == "noisy-expert" else 1):
+            chosen = [name for name in scorers if seed == 0 or name in REPEATED]
+            if not chosen:
                 continue
-            if measure == "full-replay" and not (replay and Path(replay, env).is_dir()):
-                continue
-            for seed in range(seeds if measure == "noisy-expert" else 1):
-                chosen = [name for name in scorers if seed == 0 or name in REPEATED]
-                if chosen:
-                    measure_pile(measure, env, seed, chosen, make_data(measure, env, seed, replay), results)
+            data = make_data(measure, env, seed, replay)
+            for name in chosen:
+                asked = request(measure, env, seed, name, data)
+                if not results.has(asked):
+                    results.add(measure_scorer(asked, data))
+                    report(results.rows[key(asked)])
     return results.answer(), tables(results.ordered())
 
 
@@ -228,18 +232,8 @@ def _known(what: str, given: Sequence[str] | None, known: Iterable[str]) -> list
     return list(given or known)
 
 
-def measure_pile(
-    measure: str, env: str, seed: int, scorers: Sequence[str], data: Demonstrations, results: Results
-) -> None:
-    for name in scorers:
-        asked = request(measure, env, seed, name, data)
-        if not results.has(asked):
-            results.add(measure_scorer(asked, data))
-            report(results.rows[key(asked)])
-
-
 def report(row: Row) -> None:
-    """On the way, for whoever waits at a terminal."""
+    """Print a finished row for somebody waiting at a terminal."""
     if sys.stderr.isatty():
         where = f"{row['measure']} {row['env']} {row['seed']}"
         print(f"{where}: {row['scorer']} {row['value']:.4f} in {row['seconds']:.0f} s", file=sys.stderr)
@@ -267,7 +261,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Of one measure, a line per scorer: means over seeds, then the lowest; missed targets have an asterisk."""
+    """One measure with a line per scorer: means over seeds, then the lowest; an asterisk marks a missed target."""
     columns = list(dict.fromkeys((row["measure"], row["env"]) for row in rows))
     lines = [
         "| scorer | members | " + " | ".join(env for _, env in columns) + " | seconds |",

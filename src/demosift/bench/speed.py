@@ -1,74 +1,34 @@
 """`demosift bench`: how fast training runs, as a fraction of what this machine's matrix products allow.
 
-For each algorithm the matrix-product FLOPs of one iteration are counted on paper (`iteration_work`;
-benchmarks/README.md has the reasoning), the rate of XLA's own dot is measured in the same run at the same shapes, and
-the two give the bound. The ratio of what was measured to that bound is the result; it carries over between machines,
-seconds do not.
+For each algorithm the matrix-product FLOPs of one iteration are counted on paper (its method `work`;
+benchmarks/README.md has the reasoning), and the rate of XLA's own dot is measured in the same run at the same shapes.
+The two give a bound. The result is the ratio of the measured speed to that bound: unlike seconds, it carries over
+between machines.
 """
 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from demosift.algorithms import REGISTRY, Algorithm, WBCUTwoStage
+from demosift.algorithms import REGISTRY, Algorithm
 from demosift.data.normaliser import Normaliser
 from demosift.files import provenance
-from demosift.learning.members import Precision, advance, check_precision, init_members, stack_members
+from demosift.learning.members import Precision, advance, check_precision, every_member, init_members, stack_members
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 OBS_DIM, ACTION_DIM = 11, 3  # Hopper's
 EXPERT_ROWS, SUPPLEMENTARY_ROWS = 1_000, 15_000  # the noisy-expert task's
-
-
-class Work(NamedTuple):
-    """Matrix products that one network needs in an iteration: how many rows it sees at once, and the FLOPs."""
-
-    rows: int
-    flops: float
-
-
-def row_flops(hidden: Sequence[int]) -> int:
-    """One row through the hidden-to-hidden products, once. The thin first and last layers are not counted."""
-    return sum(2 * inputs * outputs for inputs, outputs in pairwise(hidden))
-
-
-def cloning_work(rows: int, hidden: Sequence[int]) -> Work:
-    """Forward, input gradient, weight gradient."""
-    return Work(rows, 3 * rows * row_flops(hidden))
-
-
-def slope_work(rows: int, points: int, hidden: Sequence[int]) -> Work:
-    """`value_and_slope` with its backward pass: as for cloning, and besides the tangents at the penalised points."""
-    return Work(rows + points, (3 * (rows + points) + points) * row_flops(hidden))
-
-
-def iteration_work(algorithm: Algorithm) -> list[Work]:
-    """What one iteration cannot do without, network by network."""
-    batch, hidden = algorithm.batch_size, algorithm.hidden
-    match algorithm.name:
-        case "bc" | "nbcu":
-            return [cloning_work(batch, hidden)]
-        case "wbcu":
-            return [cloning_work(batch, hidden), slope_work(2 * batch, 2 * batch, hidden)]
-        case "wbcu-two-stage":  # its second stage: the discriminator only weighs
-            return [cloning_work(batch, hidden), Work(batch, batch * row_flops(hidden))]
-        case "demodice":
-            discriminator, critic = slope_work(2 * batch, 2 * batch, hidden), slope_work(2 * batch, 3 * batch, hidden)
-            return [cloning_work(batch, hidden), discriminator, critic]
-        case "dwbc":  # the discriminator's own step, once in a hundred iterations, is left out
-            return [cloning_work(2 * batch, hidden), Work(2 * batch, 2 * batch * row_flops(hidden))]
-    raise InputError(f"bench: nobody has counted the work of {algorithm.name}")
+LATE = 1_000_000  # the iteration that is measured: methods with stages are in their last, which `work` counts
 
 
 def interleave(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, Float[np.ndarray, "rounds"]]:
-    """Seconds of each call, round after round, so that a busy moment of the machine falls on all of them alike."""
+    """Seconds of each call, measured in turns, so that a busy moment of the machine affects all of them alike."""
     for call in calls.values():  # compiles
         jax.block_until_ready(call())
     times = {name: [] for name in calls}
@@ -96,7 +56,7 @@ def products(x: Float[Array, "*members rows n"], w: Float[Array, "*members n n"]
 def matmul_call(
     rows: int, width: int, members: int, precision: Precision = "float32"
 ) -> tuple[Callable[[], Array], float]:
-    """XLA's dot at training's shapes, plain on a CPU, where members take turns, else batched; and its FLOPs."""
+    """XLA's dot at training's shapes, and its FLOPs. It is batched except on a CPU, where members take turns."""
     key = jax.random.key(0)
     w = jnp.linalg.qr(jax.random.normal(key, (width, width)))[0]
     x = jax.random.normal(key, (rows, width))
@@ -110,12 +70,12 @@ def matmul_call(
 
 
 def calls_per_round(flops: float) -> int:
-    """About a tenth of a second on two cores; on a GPU enough to hide the launch."""
+    """Calls for about a tenth of a second on two cores; on a GPU enough to hide the launch."""
     return min(1000, max(10, int(1.5e10 / flops))) if jax.default_backend() == "cpu" else 200
 
 
 def synthetic_data() -> Demonstrations:
-    """Random numbers in the sizes of hopper/noisy-expert: speed does not depend on what they say."""
+    """Random numbers in the sizes of hopper/noisy-expert: speed does not depend on the values."""
     rng = np.random.default_rng(0)
 
     def dataset(rows: int) -> Dataset:
@@ -128,16 +88,17 @@ def synthetic_data() -> Demonstrations:
 
 
 def measure(algorithm: Algorithm, num_members: int, seconds: float, precision: Precision = "float32") -> dict[str, Any]:
-    """Iterations per second of one algorithm, all members together, and the bound measured beside it: medians."""
-    members = stack_members([algorithm], range(num_members), [synthetic_data()], [Normaliser.identity(OBS_DIM)])
+    """The median iterations per second of one algorithm, all members together, and the bound measured beside it."""
+    data, normaliser = synthetic_data(), Normaliser.identity(OBS_DIM)
+    members = stack_members(every_member([algorithm], range(num_members), [data], [normaliser]))
     state = init_members(members)
-    work = iteration_work(algorithm)
+    work = algorithm.work()
     flops = sum(w.flops for w in work)
     steps = calls_per_round(flops * num_members)
 
     def chunk() -> Any:
         nonlocal state
-        state, metrics = advance(members, state, 0, steps, precision)
+        state, metrics = advance(members, state, LATE, steps, precision)
         return state, metrics
 
     products = {w.rows: matmul_call(w.rows, algorithm.hidden[0], num_members, precision) for w in work}
@@ -168,9 +129,7 @@ def bench(
     for name in names:
         if name not in REGISTRY:
             raise InputError(f"bench: unknown algorithm {name!r}; there are {', '.join(REGISTRY)}")
-    stage_two = WBCUTwoStage(discriminator_iterations=0)
-    algorithms = [stage_two if name == stage_two.name else REGISTRY[name]() for name in names]
-    rows = [measure(algorithm, count, seconds, precision) for algorithm in algorithms for count in members]
+    rows = [measure(REGISTRY[name](), count, seconds, precision) for name in names for count in members]
     answer = {"device": jax.devices()[0].device_kind, **provenance(), "training": rows}
     lines = [
         f"{answer['device']}, {precision}: iterations of all members per second, against what its products allow",

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from demosift.algorithms import BC, NBCU, Algorithm, WBCUTwoStage
+from demosift.algorithms import BC, NBCU, Algorithm, WBCUTwoStage, facts
 from demosift.learning.fit import fit, weigh
 from demosift.report.page import write_report
 from demosift.report.table import json_table, result_table, rich_tables
-from demosift.report.weights import weight_histogram, write_weights
+from demosift.report.weights import weight_histogram
 from demosift.results.run import Run
+from demosift.results.weights import write_weights
 from demosift.simulation.environments import resolve
 from demosift.simulation.evaluation import Evaluator
 from demosift.tasks.recipes import make_task
@@ -38,8 +39,8 @@ def demo(out: str | Path, seeds: int = 5, iterations: int | None = None) -> tupl
     runs = [(BC(), iterations), (NBCU(), iterations), (sifted, iterations + sifted.discriminator_iterations)]
     trained = {algorithm.name: train(algorithm, data, length, out / algorithm.name) for algorithm, length in runs}
     write_weights(out, {sifted.name: histogram(trained[sifted.name], data)})
-    page = write_report(out)
-    table = result_table(out)
+    page = write_report(out, facts())
+    table = result_table(out, facts())
     console = Console(width=100)
     with console.capture() as captured:
         for part in rich_tables(table):

@@ -1,7 +1,7 @@
 """The command line: `demosift VERB ...`.
 
-Every verb prints something a person can read, or with `--json` one JSON object. Bad input gives one line on stderr and
-exit code 2; Ctrl-C gives 130. The flags of an algorithm are the fields of its dataclass; several values make several
+Every verb prints text for people or, with `--json`, one JSON object. Bad input gives one line on stderr and exit
+code 2; Ctrl-C gives 130. The flags of an algorithm are the fields of its dataclass, and several values make several
 members.
 """
 
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -21,9 +22,28 @@ from typing import Any, NoReturn
 from demosift.cli import verbs
 from demosift.types import InputError
 
+MEANINGS = {  # of the fields that methods share; another field is explained by its name
+    "alpha": "alpha of the method's paper",
+    "batch_size": "rows in a batch",
+    "critic_learning_rate": "learning rate of the critic",
+    "discount": "discount factor",
+    "discriminator_every": "iterations between steps of the discriminator",
+    "discriminator_iterations": "iterations of the discriminator, before those of the policy",
+    "discriminator_learning_rate": "learning rate of the discriminator",
+    "eta": "eta of the method's paper",
+    "gradient_penalty": "coefficient of the discriminator's gradient penalty",
+    "hidden": "widths of the hidden layers",
+    "learning_rate": "learning rate of the policy",
+    "nu_penalty": "coefficient of the critic's gradient penalty",
+    "penalty": "output whose gradient is penalised",
+    "ratio": "density ratio as in the paper's code (smoothed) or in the paper (exact)",
+    "threshold": "smallest weight that counts; lower ones become zero",
+    "weight_decay": "weight decay of the policy",
+}
+
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line that says where to look."""
+    """argparse, with errors in one line that says where to find help."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (try {self.prog} --help)\n")
@@ -41,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def answer(arguments: list[str]) -> int:
     try:
         options = make_parser(arguments).parse_args(arguments)
-        result, text = options.run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"demosift: warning: {message}", file=sys.stderr)
+            result, text = options.run(options)
         print(json.dumps(result, sort_keys=True) if options.json else text)
         return options.exit_code(result)
     except InputError as error:
@@ -54,10 +76,10 @@ def answer(arguments: list[str]) -> int:
 
 @contextmanager
 def insistent_interrupts() -> Iterator[None]:
-    """Ctrl-C that cannot get lost.
+    """Make sure that Ctrl-C is not lost.
 
-    Python drops an exception that is raised while it happens to run a callback of its garbage collector, and JAX
-    installs such a callback. So the signal is sent again every two seconds until it has been heard.
+    Python drops an exception raised inside a callback of its garbage collector, and JAX installs such a callback. So
+    the signal is sent again every two seconds until the program ends.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -92,161 +114,181 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     def verb(name: str, run: Callable[[argparse.Namespace], verbs.Answer], about: str) -> Parser:
         sub = subparsers.add_parser(name, help=about, description=about)
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument("--json", action="store_true", help="print the result as one JSON object")
         sub.set_defaults(run=run, exit_code=lambda result: 0)
         return sub
 
-    sub = verb("demo", verbs.run_demo, "BC, NBCU and WBCU on halfcheetah/noisy-expert: a table and a page")
-    sub.add_argument("--out", default="demo", help="folder for the runs and report.html (default: demo)")
-    sub.add_argument("--seeds", type=positive, default=5, help="members per method (default: 5)")
-    sub.add_argument("--iterations", type=positive, help="per method (default: what takes about five minutes)")
+    sub = verb("demo", verbs.run_demo, "compare BC, NBCU and WBCU on halfcheetah/noisy-expert: a table and a page")
+    add = sub.add_argument
+    add("--out", default="demo", help="folder for the runs and report.html (default: demo)")
+    add("--seeds", type=positive, default=5, help="number of seeds for each method (default: 5)")
+    about = "training iterations of each method (default: enough for about five minutes in all)"
+    add("--iterations", type=positive, help=about)
 
-    sub = verb("collect", verbs.run_collect, "train SAC: an expert, a medium policy, the replay and the curve")
-    sub.add_argument("env", nargs="+", help="hopper, walker2d, halfcheetah, ant or a Gymnasium id; all train together")
-    sub.add_argument("--out", required=True, help="folder to write; with several environments, a folder each in it")
-    sub.add_argument("--steps", type=positive, default=1_000_000, help="environment steps per agent (default: 1000000)")
-    sub.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
-    sub.add_argument("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
-    sub.add_argument("--evaluate-every", type=positive, default=10_000, help="steps (default: 10000)")
-    sub.add_argument("--episodes", type=positive, default=10, help="per evaluation (default: 10)")
-    sub.add_argument(
-        "--discount", type=float, nargs="+", default=[0.99], help="several make more agents (default: 0.99)"
-    )
-    about = "per action dimension; several make more agents, ENV=VALUE those of one environment (default: -1)"
-    sub.add_argument("--target-entropy", nargs="+", default=["-1"], metavar="VALUE", help=about)
-    sub.add_argument("--resume", action="store_true", help="continue from the folder's checkpoint")
-    sub.add_argument("--keep-checkpoint", action="store_true", help="keep what a later, longer run would resume from")
-    sub.add_argument("--time-limit", type=float, help="checkpoint and stop after this many seconds")
+    sub = verb("collect", verbs.run_collect, "train SAC and keep an expert, a medium policy and the replay")
+    add = sub.add_argument
+    add("env", nargs="+", help="hopper, walker2d, halfcheetah, ant or a Gymnasium id; several train together")
+    add("--out", required=True, help="folder to write; several environments get a subfolder each")
+    add("--steps", type=positive, default=1_000_000, help="environment steps per agent (default: 1000000)")
+    add("--seed", type=int, default=0, help="the first seed (default: 0)")
+    add("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
+    add("--evaluate-every", type=positive, default=10_000, help="steps between evaluations (default: 10000)")
+    add("--episodes", type=positive, default=10, help="episodes per evaluation (default: 10)")
+    about = "discount factor; several values train more agents (default: 0.99)"
+    add("--discount", type=float, nargs="+", default=[0.99], help=about)
+    about = "target entropy per action dimension; several values train more agents, and ENV=VALUE sets it for one "
+    about += "environment (default: -1)"
+    add("--target-entropy", nargs="+", default=["-1"], metavar="VALUE", help=about)
+    add("--resume", action="store_true", help="continue from the folder's checkpoint")
+    add("--keep-checkpoint", action="store_true", help="keep the checkpoint, so that training can continue")
+    add("--time-limit", type=float, metavar="SECONDS", help="write a checkpoint and stop after this time")
 
-    sub = verb("record", verbs.run_record, "roll a policy out and write what it did")
+    sub = verb("record", verbs.run_record, "run a policy in its environment and write the episodes to a file")
+    add = sub.add_argument
     add_policy(sub)
-    sub.add_argument("--out", required=True, help="the file to write (.hdf5), or minari:ID")
-    sub.add_argument("--episodes", type=positive, default=10, help="how many (default: 10)")
-    sub.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+    add("--out", required=True, help="the file to write (.hdf5), or minari:ID")
+    add("--episodes", type=positive, default=10, help="number of episodes (default: 10)")
+    add("--seed", type=int, default=0, help="seed of the episodes (default: 0)")
 
     sub = verb("task", verbs.run_task, "write a task's expert.hdf5 and supplementary.hdf5")
-    sub.add_argument("task", help="ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert")
-    sub.add_argument("--out", required=True, help="folder to write")
-    sub.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    add = sub.add_argument
+    add("task", help="ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert")
+    add("--out", required=True, help="folder to write")
+    add("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     add_recipe(sub)
 
     train = verb("train", verbs.run_train, "train a policy")
     if arguments[:1] == ["train"]:  # the algorithms' fields are the flags, and knowing them takes importing JAX
         add_algorithms(train)
 
-    sub = verb("evaluate", verbs.run_evaluate, "returns and normalised scores of a policy, member by member")
+    sub = verb("evaluate", verbs.run_evaluate, "measure a policy's returns and normalised scores, member by member")
+    add = sub.add_argument
     add_policy(sub)
-    sub.add_argument("--episodes", type=positive, default=10, help="per member (default: 10)")
-    sub.add_argument("--seed", type=int, default=0, help="of the episodes (default: 0)")
+    add("--episodes", type=positive, default=10, help="episodes per member (default: 10)")
+    add("--seed", type=int, default=0, help="seed of the episodes (default: 0)")
 
-    sub = verb("score", verbs.run_score, "how much each sample of a pile is worth imitating, by files alone")
-    sub.add_argument("--expert", required=True, help="the expert's data: a file, a folder or minari:ID")
-    sub.add_argument("--supplementary", required=True, help="the other data")
-    sub.add_argument("--out", required=True, help="folder to write: scores and report.html")
-    sub.add_argument("--scorer", default="contrast", metavar="NAME", help="docs/sift.md has them (default: contrast)")
-    sub.add_argument("--members", type=positive, default=3, help="independent answers, for the spread (default: 3)")
-    sub.add_argument("--folds", type=positive, default=5, help="parts that are left out in turn (default: 5)")
-    sub.add_argument("--seed", type=int, default=0, help="default: 0")
-    sub.add_argument("--threshold", type=float, default=0.5, help="weight of a kept sample (default: 0.5)")
-    outside = ["check", "clip", "rescale"]
-    sub.add_argument("--actions", choices=outside, default=outside[0], help="what to do with those outside [-1, 1]")
+    sub = verb("score", verbs.run_score, "weigh every sample by how much it is worth imitating, from files alone")
+    add = sub.add_argument
+    add("--expert", required=True, help="the expert's data: a file, a folder or minari:ID")
+    add("--supplementary", required=True, help="the supplementary data, in any of the same forms")
+    add("--out", required=True, help="folder for the scores and report.html")
+    add("--scorer", default="contrast", metavar="NAME", help="a scorer of docs/sift.md (default: contrast)")
+    add("--members", type=positive, default=3, help="independent estimates of each weight (default: 3)")
+    add("--folds", type=positive, default=5, help="number of parts to leave out of training in turn (default: 5)")
+    add("--seed", type=int, default=0, help="random seed (default: 0)")
+    add("--threshold", type=float, default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
+    add_actions(sub)
 
-    sub = verb("filter", verbs.run_filter, "the part of a dataset that its scores advise to keep")
-    sub.add_argument("data", help="what was scored: a file, a folder or minari:ID")
-    sub.add_argument("--scores", required=True, metavar="DIR", help="what score wrote")
-    sub.add_argument("--out", required=True, help="of the same format, or another by its prefix, such as minari:ID")
-    sub.add_argument("--threshold", type=float, help="keep rows that weigh this much (default: the scores' own)")
-    sub.add_argument("--top", type=float, metavar="SHARE", help="keep this share of the rows")
-    sub.add_argument("--episodes", type=float, metavar="N", help="keep the N best episodes; below 1, a share of them")
-    sub.add_argument("--filter-key", metavar="NAME", help="robomimic: write a copy with this filter key instead")
-    sub.add_argument("--weights", action="store_true", help="write kept episodes and a weight per frame instead")
+    sub = verb("filter", verbs.run_filter, "write the part of a dataset that its scores advise to keep")
+    add = sub.add_argument
+    add("data", help="the data that were scored: a file, a folder or minari:ID")
+    add("--scores", required=True, metavar="DIR", help="folder that score wrote")
+    add("--out", required=True, help="where to write; a prefix such as minari: changes the format")
+    add("--threshold", type=float, help="keep rows that weigh at least this (default: the threshold of score)")
+    add("--top", type=float, metavar="SHARE", help="keep this share of the rows, the heaviest first")
+    add("--episodes", type=float, metavar="N", help="keep the N best episodes, or below 1 that share of them")
+    add("--filter-key", metavar="NAME", help="write a copy of a robomimic file with this filter key instead")
+    add("--weights", action="store_true", help="write the kept episodes' numbers and a weight per frame instead")
 
-    sub = verb("export", verbs.run_export, "a policy as an ONNX file, checked against the original")
+    sub = verb("export", verbs.run_export, "write a policy as an ONNX file, checked against the original")
+    add = sub.add_argument
     add_policy(sub)
-    sub.add_argument("--out", required=True, help="the file to write (.onnx)")
-    sub.add_argument("--data", nargs="+", help="files to check it on (default: those it was trained on)")
+    add("--out", required=True, help="the file to write (.onnx)")
+    add("--data", nargs="+", help="files to check the export on (default: those of its training)")
 
-    sub = verb("reproduce", verbs.run_reproduce, "the paper's tables and figures: run or continue a grid, then report")
-    presets = "noisy-expert, full-replay, gradient-penalty, coverage, sac-curves or all"
-    sub.add_argument("what", metavar="WHAT", help=presets)
-    sub.add_argument("--out", required=True, help="folder of the results; a grid found there is continued")
+    sub = verb("reproduce", verbs.run_reproduce, "make the paper's tables and figures, from the start or continued")
+    add = sub.add_argument
+    about = "the part to make: noisy-expert, full-replay, gradient-penalty, coverage, sac-curves or all"
+    add("what", metavar="WHAT", help=about)
+    add("--out", required=True, help="folder for the results; a grid found there is continued")
     add_grid(sub)
 
-    sub = verb(
-        "theory", verbs.run_theory, "the paper's claims, each checked by computation; exits with 1 if one is refuted"
-    )
-    sub.add_argument("--out", required=True, help="folder to write: index.html, theory.json, figures/")
-    sub.add_argument("--seed", type=int, default=0, help="of the random instances (default: 0)")
-    sub.add_argument("--scale", type=float, default=1.0, help="times the usual number of instances (default: 1)")
-    sub.add_argument("--claims", nargs="+", metavar="NAME", default=[], help="only these (default: all)")
-    sub.add_argument("--processes", type=positive, default=2, help="to share the claims among (default: 2)")
+    sub = verb("theory", verbs.run_theory, "check the paper's claims by computation; exits with 1 if one is refuted")
+    add = sub.add_argument
+    add("--out", required=True, help="folder for index.html, theory.json and figures/")
+    add("--seed", type=int, default=0, help="seed of the random instances (default: 0)")
+    add("--scale", type=float, default=1.0, help="number of instances, as a multiple of the usual (default: 1)")
+    add("--claims", nargs="+", metavar="NAME", default=[], help="claims to check (default: all)")
+    add("--processes", type=positive, default=2, help="number of processes (default: 2)")
     sub.set_defaults(exit_code=lambda result: 1 if result["refuted"] else 0)
 
-    sub = verb("report", verbs.run_report, "the tables, figures and page of the results or runs in a folder")
-    sub.add_argument("folder", help="a folder with runs in it, or one that reproduce or score wrote")
+    sub = verb("report", verbs.run_report, "write the tables, figures and page of the results or runs in a folder")
+    add = sub.add_argument
+    add("folder", help="a folder with runs in it, or one that reproduce or score wrote")
 
-    sub = verb("bench", verbs.run_bench, "speed, as fractions of this machine's limit; or how good the scorers are")
+    sub = verb("bench", verbs.run_bench, "measure speed against this machine's limit, or how good the scorers are")
+    add = sub.add_argument
     what = ["speed", "scores", "scale"]
-    sub.add_argument("what", nargs="?", choices=what, default=what[0], help="default: speed")
-    sub.add_argument("--measures", nargs="+", metavar="NAME", help="scores: noisy-expert, haystack, full-replay")
-    sub.add_argument("--scorers", nargs="+", metavar="NAME", help="scores: default: all")
-    sub.add_argument("--envs", nargs="+", metavar="ENV", help="scores: default: all four")
-    sub.add_argument("--seeds", type=positive, default=3, help="scores: draws of each task (default: 3)")
-    sub.add_argument("--replay", metavar="DIR", help="scores: holds what collect wrote for each environment")
-    about = "scores, scale: results go there, tables beside it; scores already there are not measured again"
-    sub.add_argument("--out", metavar="FILE.json", help=about)
-    sub.add_argument("--rows", type=positive, nargs="+", help="scale: sizes of the pile (default: 100k, 1M, 20M)")
-    sub.add_argument("--members", type=positive, nargs="+", default=[1, 5, 20], help="default: 1 5 20")
-    sub.add_argument("--algorithms", nargs="+", help="default: all")
-    sub.add_argument("--seconds", type=float, default=2.0, help="to measure each for (default: 2)")
+    add("what", nargs="?", choices=what, default=what[0], help="what to measure (default: speed)")
+    add("--measures", nargs="+", metavar="NAME", help="scores: any of noisy-expert, haystack, full-replay")
+    add("--scorers", nargs="+", metavar="NAME", help="scores: scorers to compare (default: all)")
+    add("--envs", nargs="+", metavar="ENV", help="scores: environments (default: all four)")
+    add("--seeds", type=positive, default=3, help="scores: number of draws of each task (default: 3)")
+    add("--replay", metavar="DIR", help="scores: folder in which collect wrote each environment")
+    about = "scores, scale: file for the results, with tables beside it; scores found there are not measured again"
+    add("--out", metavar="FILE.json", help=about)
+    add("--rows", type=positive, nargs="+", help="scale: rows of the supplementary set (default: 100k, 1M, 20M)")
+    about = "speed: numbers of members (default: 1 5 20)"
+    add("--members", type=positive, nargs="+", default=[1, 5, 20], help=about)
+    add("--algorithms", nargs="+", metavar="NAME", help="speed: algorithms to measure (default: all)")
+    add("--seconds", type=float, default=2.0, help="speed: seconds for each measurement (default: 2)")
     add_precision(sub)
-    sub.add_argument("--collect", action="store_true", help="also measure SAC's collecting loop")
+    add("--collect", action="store_true", help="speed: also measure the loop of collect")
     return parser
 
 
 def add_policy(sub: Parser) -> None:
     sub.add_argument("policy", help="a run folder, a .safetensors file, or expert, medium or random with --env")
     sub.add_argument("--env", help="the environment (default: the one stored with the policy)")
-    sub.add_argument("--member", type=int, help="of a run folder (default: all; the first to record or export)")
+    sub.add_argument("--member", type=int, help="member of a run folder (default: all; the first to record or export)")
 
 
 def add_recipe(sub: Parser) -> None:
     sub.add_argument("--pool", type=positive, default=20, help="expert trajectories to draw from (default: 20)")
-    sub.add_argument("--disjoint", action="store_true", help="draw without overlap, unlike the paper's code")
-    sub.add_argument("--replay", help="for full-replay: a folder that collect wrote")
+    sub.add_argument("--disjoint", action="store_true", help="draw no trajectory twice, unlike the paper's code")
+    sub.add_argument("--replay", metavar="DIR", help="folder that collect wrote; full-replay needs it")
 
 
 def add_grid(sub: Parser) -> None:
-    sub.add_argument("--envs", nargs="+", help="default: hopper walker2d halfcheetah ant")
-    sub.add_argument("--seeds", type=positive, default=5, help="how many (default: 5)")
-    sub.add_argument("--seed", type=int, default=0, help="the first (default: 0)")
-    sub.add_argument("--iterations", type=positive, default=1_000_000, help="default: 1000000")
-    sub.add_argument("--evaluate-every", type=positive, help="iterations (default: 10000, at least four times)")
-    sub.add_argument("--episodes", type=positive, default=10, help="of each reported evaluation (default: 10)")
-    sub.add_argument("--early-episodes", type=positive, default=2, help="of each earlier one (default: 2)")
-    sub.add_argument("--methods", nargs="+", help="default: bc demodice dwbc nbcu wbcu, and oracle on noisy-expert")
-    sub.add_argument("--gradient-penalties", type=float, nargs="+", help="of demodice and wbcu (default: 0 1 10)")
-    about = "a setting of every algorithm that has it; ALGORITHM.NAME=VALUE: of one"
-    sub.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
-    sub.add_argument("--add", action="store_true", help="keep what the grid in --out has; add this to its tables")
+    add = sub.add_argument
+    add("--envs", nargs="+", metavar="ENV", help="environments (default: hopper walker2d halfcheetah ant)")
+    add("--seeds", type=positive, default=5, help="number of seeds (default: 5)")
+    add("--seed", type=int, default=0, help="the first seed (default: 0)")
+    add("--iterations", type=positive, default=1_000_000, help="iterations of each run (default: 1000000)")
+    about = "iterations between evaluations (default: 10000, or less for at least four evaluations)"
+    add("--evaluate-every", type=positive, help=about)
+    about = "episodes of each evaluation that the tables use (default: 10)"
+    add("--episodes", type=positive, default=10, help=about)
+    add("--early-episodes", type=positive, default=2, help="episodes of earlier evaluations (default: 2)")
+    about = "methods to run (default: bc demodice dwbc nbcu wbcu, and oracle on noisy-expert)"
+    add("--methods", nargs="+", metavar="NAME", help=about)
+    about = "gradient penalties of demodice and wbcu (default: 0 1 10)"
+    add("--gradient-penalties", type=float, nargs="+", help=about)
+    about = "change a setting of every algorithm that has it, or of one with ALGORITHM.NAME=VALUE"
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
+    add("--add", action="store_true", help="keep the grid in --out as it is and add this one to its tables")
     add_precision(sub)
-    sub.add_argument(
-        "--time-limit", type=float, metavar="SECONDS", help="checkpoint and stop; the same command goes on"
-    )
-    sub.add_argument("--checkpoint-seconds", type=float, default=60.0, help="between checkpoints (default: 60)")
-    sub.add_argument("--engine", choices=["local", "ray"], default="local", help="default: local")
-    sub.add_argument("--address", help="of a Ray cluster (default: a cluster on this machine)")
-    sub.add_argument(
-        "--max-members", type=positive, help="of one program (default: all that share shapes; 60 on a GPU)"
-    )
-    sub.add_argument("--workers", type=positive, help="simulating processes (default: one per core)")
+    about = "write a checkpoint and stop after this time; the same command continues"
+    add("--time-limit", type=float, metavar="SECONDS", help=about)
+    add("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints (default: 60)")
+    add("--engine", choices=["local", "ray"], default="local", help="where to run (default: local)")
+    add("--address", help="address of a Ray cluster (default: a cluster on this machine)")
+    about = "most members in one program (default: all that share shapes; 60 on a GPU)"
+    add("--max-members", type=positive, help=about)
+    add("--workers", type=positive, help="number of simulating processes (default: one per core)")
     add_recipe(sub)
 
 
 def add_precision(sub: Parser) -> None:
     precisions = ["float32", "bfloat16"]
-    about = "of hidden activations; bfloat16 is faster on a GPU, on a CPU slower (default: float32)"
+    about = "precision of hidden activations; bfloat16 is faster on a GPU and slower on a CPU (default: float32)"
     sub.add_argument("--precision", choices=precisions, default=precisions[0], help=about)
+
+
+def add_actions(sub: Parser) -> None:
+    outside = ["check", "clip", "rescale"]
+    about = "what to do with actions outside [-1, 1] (default: check, which refuses them)"
+    sub.add_argument("--actions", choices=outside, default=outside[0], help=about)
 
 
 def add_algorithms(train: Parser) -> None:
@@ -255,31 +297,36 @@ def add_algorithms(train: Parser) -> None:
     algorithms = train.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True, parser_class=Parser)
     for each in REGISTRY.values():
         sub = algorithms.add_parser(each.name, help=each.__doc__, description=each.__doc__)
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
-        sub.add_argument("--task", help="train on a task, drawn anew for each seed")
-        sub.add_argument("--expert", help="the expert's data (.hdf5, or minari:ID)")
-        sub.add_argument("--supplementary", help="the other data")
-        if getattr(each, "takes_weights", False):
-            sub.add_argument("--scores", metavar="DIR", help="weights that score wrote, instead of a discriminator")
-        sub.add_argument("--out", required=True, help="the run's folder")
-        sub.add_argument("--seeds", type=positive, default=1, help="members per setting (default: 1)")
-        sub.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
-        sub.add_argument("--iterations", type=positive, default=100_000, help="default: 100000")
-        sub.add_argument("--env", help="evaluate here (default: the environment stored with the data)")
-        sub.add_argument("--evaluate-every", type=int, default=10_000, help="iterations; 0: never (default: 10000)")
-        sub.add_argument("--episodes", type=positive, default=10, help="per evaluation and member (default: 10)")
-        sub.add_argument("--checkpoint-every", type=positive, default=5_000, help="iterations (default: 5000)")
-        sub.add_argument("--log-every", type=positive, default=500, help="iterations (default: 500)")
-        sub.add_argument("--resume", action="store_true", help="continue the run in --out")
+        add = sub.add_argument
+        add("--json", action="store_true", help="print the result as one JSON object")
+        add("--task", help="train on a task such as hopper/noisy-expert, drawn anew for each seed")
+        add("--expert", help="the expert's data: a file, a folder or minari:ID")
+        add("--supplementary", help="the supplementary data, in any of the same forms")
+        if each.takes_weights:
+            add("--scores", metavar="DIR", help="folder of weights that score wrote, which replace the discriminator")
+        add("--out", required=True, help="folder for the run")
+        add("--seeds", type=positive, default=1, help="members per setting (default: 1)")
+        add("--seed", type=int, default=0, help="the first seed (default: 0)")
+        add("--iterations", type=positive, default=100_000, help="iterations to train (default: 100000)")
+        add("--env", help="environment to evaluate in (default: the one stored with the data)")
+        about = "iterations between evaluations; 0 means never (default: 10000)"
+        add("--evaluate-every", type=int, default=10_000, help=about)
+        about = "episodes per evaluation and member (default: 10)"
+        add("--episodes", type=positive, default=10, help=about)
+        about = "iterations between checkpoints (default: 5000)"
+        add("--checkpoint-every", type=positive, default=5_000, help=about)
+        about = "iterations between rows of metrics (default: 500)"
+        add("--log-every", type=positive, default=500, help=about)
+        add("--resume", action="store_true", help="continue the run in --out")
         over = ["supplementary", "union"]
-        sub.add_argument("--normalise", choices=over, default=over[0], help="whose statistics scale the states")
+        about = "data whose statistics scale the states (default: supplementary)"
+        add("--normalise", choices=over, default=over[0], help=about)
         add_precision(sub)
-        outside = ["check", "clip", "rescale"]
-        sub.add_argument("--actions", choices=outside, default=outside[0], help="what to do with those outside [-1, 1]")
-        sub.add_argument("--tensorboard", metavar="DIR", help="also write TensorBoard events")
-        sub.add_argument("--wandb", metavar="PROJECT", help="also log to Weights & Biases")
+        add_actions(sub)
+        add("--tensorboard", metavar="DIR", help="also write TensorBoard events to this folder")
+        add("--wandb", metavar="PROJECT", help="also log to this Weights & Biases project")
         add_recipe(sub)
-        fields = sub.add_argument_group("hyper-parameters", "several values of a number make several members")
+        fields = sub.add_argument_group("hyper-parameters", "several values of a number train several members")
         hints = typing.get_type_hints(each)
         for field in dataclasses.fields(each):  # type: ignore[arg-type]
             add_field(fields, field.name, hints[field.name], field.default)
@@ -287,15 +334,19 @@ def add_algorithms(train: Parser) -> None:
 
 def add_field(group: Any, name: str, hint: Any, default: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
-    about = f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}"
-    if hint is float:
+    value = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    about = f"{MEANINGS.get(name, name.replace('_', ' '))} (default: {value})"
+    if hint is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=about)
+    elif hint is float:
         group.add_argument(flag, type=float, nargs="+", default=[default], help=about)
     elif typing.get_origin(hint) is typing.Literal:
         group.add_argument(flag, choices=typing.get_args(hint), default=default, help=about)
     elif typing.get_origin(hint) is tuple:
-        group.add_argument(flag, type=positive, nargs="*", default=default, help=about)
+        number = float if float in typing.get_args(hint) else positive
+        group.add_argument(flag, type=number, nargs="*", default=default, help=about)
     else:
-        group.add_argument(flag, type=int, default=default, help=about)
+        group.add_argument(flag, type=str if hint is str else int, default=default, help=about)
 
 
 def positive(text: str) -> int:

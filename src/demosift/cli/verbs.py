@@ -1,4 +1,4 @@
-"""What each verb of the command line does. Imports are inside: a verb loads only what it needs."""
+"""What each verb of the command line does. Imports are inside the functions, so a verb loads only what it needs."""
 
 import argparse
 import dataclasses
@@ -7,9 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from demosift.types import Demonstrations, EnvironmentSpec, InputError
+
+if TYPE_CHECKING:
+    from demosift.algorithms import Algorithm
 
 Answer = tuple[dict[str, Any], str]  # for --json, and for a person
 
@@ -51,7 +54,7 @@ def run_collect(options: argparse.Namespace) -> Answer:
 
 
 def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, list[float]]:
-    """What is said of an environment by name is for it alone, the rest for those of which nothing is said."""
+    """ENV=VALUE sets that environment alone; a VALUE without a name sets every environment that is not named."""
     named: dict[str | None, list[float]] = {}
     for text in texts:
         env, separator, value = text.rpartition("=")
@@ -66,7 +69,7 @@ def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, lis
 
 def run_record(options: argparse.Namespace) -> Answer:
     from demosift.data import write_dataset
-    from demosift.simulation.evaluation import load_policy, policy_and_environment
+    from demosift.simulation.evaluation import load_policy, policy_and_environment, spread
     from demosift.tasks.record import record
 
     policy, spec = policy_and_environment(load_policy(options.policy, env=options.env), options.env)
@@ -74,8 +77,9 @@ def run_record(options: argparse.Namespace) -> Answer:
     write_dataset(dataset, options.out)
     returns = dataset.returns()
     answer = {"file": options.out, "rows": len(dataset), "episodes": len(returns), "returns": returns.tolist()}
-    spread = f"return {returns.mean():.1f} ± {returns.std():.1f}"
-    return answer, f"{options.out}: {len(returns)} episodes, {len(dataset):,} transitions, {spread}"
+    deviation = spread(returns)
+    mean = f"mean return {returns.mean():.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+    return answer, f"{options.out}: {len(returns)} episodes, {len(dataset):,} transitions, {mean}"
 
 
 def run_task(options: argparse.Namespace) -> Answer:
@@ -102,10 +106,7 @@ def run_train(options: argparse.Namespace) -> Answer:
     from demosift.simulation.evaluation import Evaluator
 
     cls = REGISTRY[options.algorithm]
-    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    fields = {name: tuple(value) if name == "hidden" else value for name, value in fields.items()}
-    choices = [value if isinstance(value, list) else [value] for value in fields.values()]
-    settings = [cls(**dict(zip(fields, values, strict=True))) for values in itertools.product(*choices)]
+    settings = settings_of(cls, options)
     seeds = list(range(options.seed, options.seed + options.seeds))
     data = read_training_data(options, seeds)
     environment = evaluation_environment(options, data[0])
@@ -135,14 +136,32 @@ def run_train(options: argparse.Namespace) -> Answer:
             out=options.out,
             resume=options.resume,
             tracker=tracker,
+            task=task_name(options),
         )
     last = [row for row in run.metrics if row["iteration"] == options.iterations]
     answer = {"out": options.out, "members": run.members, "iterations": options.iterations, "last": last}
     return answer, describe_run(options.out, last)
 
 
+def settings_of(cls: "type[Algorithm]", options: argparse.Namespace) -> "list[Algorithm]":
+    """The algorithm with every combination of the numbers that were given; a tuple is one value."""
+    from demosift.learning.algorithm import make_algorithm, number_fields
+
+    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    several = number_fields(cls)
+    choices = [value if name in several else [value] for name, value in fields.items()]
+    return [make_algorithm(cls.name, dict(zip(fields, each, strict=True))) for each in itertools.product(*choices)]
+
+
+def task_name(options: argparse.Namespace) -> str | None:
+    """What a report groups seeds by: the task, with what was changed about its recipe."""
+    changes = [f"pool {options.pool}"] if options.pool != 20 else []
+    changes += ["disjoint"] if options.disjoint else []
+    return options.task and ", ".join([options.task, *changes])
+
+
 def evaluation_environment(options: argparse.Namespace, data: Demonstrations) -> EnvironmentSpec | None:
-    """Where to evaluate: what the user names must fit the data; what the data names may be unknown here."""
+    """Where to evaluate. The user's choice must fit the data; the data's own environment may not be installed here."""
     from demosift.simulation.environments import resolve, spaces, stored
 
     try:
@@ -189,7 +208,7 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
         raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
     data = load(options.expert, options.supplementary, actions=options.actions)
     if scores:
-        from demosift.sift.weights import with_scores
+        from demosift.sift.filtering import with_scores
 
         data = with_scores(data, options.expert, options.supplementary, scores)
     return [data]
@@ -288,10 +307,12 @@ def run_theory(options: argparse.Namespace) -> Answer:
 
 
 def run_report(options: argparse.Namespace) -> Answer:
+    from demosift.experiments.presets import row_facts
     from demosift.report.page import write_report
-    from demosift.report.sift_page import is_scores_folder, write_sift_page
+    from demosift.report.sift_page import write_sift_page
+    from demosift.results.scores import is_score_folder
 
-    page = (write_sift_page if is_scores_folder(options.folder) else write_report)(options.folder)
+    page = (write_sift_page if is_score_folder(options.folder) else write_report)(options.folder, row_facts())
     return {"page": str(page)}, str(page)
 
 

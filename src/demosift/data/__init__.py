@@ -1,6 +1,6 @@
-"""Reading, checking and writing files; the normaliser that travels with the policy.
+"""Reading, checking and writing data; the normaliser that travels with the policy.
 
-`formats.FORMATS` lists what is read and written; `rows` reads what does not fit in memory.
+`formats.FORMATS` lists the formats that are read and written; `rows` reads data that do not fit in memory.
 """
 
 import os
@@ -8,34 +8,23 @@ import os
 from demosift.data.actions import ActionMode, shared_action_space
 from demosift.data.checks import check_memory, check_pair, check_same_keys
 from demosift.data.formats import FORMATS, Source, digest_source, format_of, parts_of
-from demosift.data.formats.hdf5 import read_hdf5, write_hdf5
-from demosift.data.formats.minari import read_minari, write_minari
-from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
+from demosift.data.formats.hdf5.file import write_hdf5
+from demosift.data.formats.hdf5.rows import open_hdf5_rows
+from demosift.data.formats.minari import write_minari
 from demosift.data.recording import Recording, assemble, check_recording, join_recordings
-from demosift.data.rows import RowSource, open_pair, open_rows
-from demosift.files import atomic_folder, atomic_write, write_json
+from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
 from demosift.types import Dataset, Demonstrations, InputError
 
 __all__ = [
-    "ActionMode",
-    "NormaliseOver",
-    "Normaliser",
     "RowSource",
-    "atomic_folder",
-    "atomic_write",
     "check_pair",
     "digest_source",
-    "fit_normaliser",
-    "format_of",
     "load",
     "open_pair",
     "open_rows",
     "read_dataset",
-    "read_hdf5",
-    "read_minari",
     "write_dataset",
     "write_hdf5",
-    "write_json",
     "write_minari",
 ]
 
@@ -43,8 +32,8 @@ __all__ = [
 def read_dataset(source: Source, actions: ActionMode = "check", max_episode_steps: int | None = None) -> Dataset:
     """Reads an HDF5 file (D4RL's layout or robomimic's), `minari:ID`, or a folder (Minari, LeRobot, `.npz` episodes).
 
-    `actions` says what to do with actions outside their bounds: refuse them ("check"), "clip" them, or "rescale" to the
-    data's own range. `max_episode_steps` cuts longer episodes, for files that mark no time limits.
+    `actions` says what to do with actions outside their bounds: refuse them ("check"), "clip" them, or "rescale" all
+    actions from their range in the data. `max_episode_steps` cuts longer episodes, for files that mark no time limits.
     """
     return assemble(_record(source, actions), actions, max_episode_steps)
 
@@ -70,22 +59,51 @@ def load(
 ) -> Demonstrations:
     """Reads the expert set and, where given, the supplementary set, and checks that they belong together.
 
-    Both get the same action units: what one file states of bounds or the number of actions also holds for a file that
-    states nothing, and "rescale" uses the range of both together.
+    Both get the same action units: bounds or a number of actions that only one file states hold for both, and
+    "rescale" uses the range of both together.
     """
     if supplementary is None:
         return Demonstrations(read_dataset(expert, actions, max_episode_steps))
     recordings = a, b = _record(expert, actions), _record(supplementary, actions)
-    check_same_keys(a.source, a.obs_keys, b.source, b.obs_keys)
+    check_same_keys(a, b)
     bounds, num_actions = shared_action_space(a, b, actions)
     first, second = (assemble(r, actions, max_episode_steps, bounds, num_actions) for r in recordings)
     check_pair(first, second)
     return Demonstrations(first, second)
 
 
+def open_rows(
+    source: Source | Dataset, actions: ActionMode = "check", max_episode_steps: int | None = None
+) -> RowSource:
+    """The rows of a dataset, or of any source that `read_dataset` takes, with the same options."""
+    return DatasetRows(source) if isinstance(source, Dataset) else _open(source, actions, max_episode_steps)
+
+
+def open_pair(
+    expert: Source | Dataset,
+    supplementary: Source | Dataset,
+    actions: ActionMode = "check",
+    max_episode_steps: int | None = None,
+) -> tuple[RowSource, RowSource]:
+    """Expert and supplementary rows that belong together: the same checks and the same action units as in `load`."""
+    a, b = (open_rows(source, actions, max_episode_steps) for source in (expert, supplementary))
+    if isinstance(a, FileRows) and isinstance(b, FileRows):
+        check_same_keys(a, b)
+        bounds, num_actions = shared_action_space(a, b, actions)
+        a, b = a.with_actions(bounds, num_actions), b.with_actions(bounds, num_actions)
+    check_pair(a, b)
+    return a, b
+
+
+def _open(source: Source, actions: ActionMode, max_episode_steps: int | None) -> FileRows:
+    _check_mode(actions)
+    if format_of(source).name == "hdf5":
+        return open_hdf5_rows(source, actions, max_episode_steps)
+    return open_part_rows(os.fspath(source), parts_of(source), actions, max_episode_steps)
+
+
 def _record(source: Source, actions: ActionMode) -> Recording:
-    if actions not in ("check", "clip", "rescale"):
-        raise InputError(f"actions: {actions!r} is unknown; choose check, clip or rescale")
+    _check_mode(actions)
     parts, num_bytes = [], 0
     for read in parts_of(source):
         part = check_recording(read())
@@ -93,3 +111,8 @@ def _record(source: Source, actions: ActionMode) -> Recording:
         check_memory(os.fspath(source), num_bytes)
         parts.append(part)
     return join_recordings(os.fspath(source), parts)
+
+
+def _check_mode(actions: str) -> None:
+    if actions not in ("check", "clip", "rescale"):
+        raise InputError(f"actions: {actions!r} is unknown; choose check, clip or rescale")

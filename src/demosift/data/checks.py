@@ -1,4 +1,4 @@
-"""What is wrong with a file, in one line that names the file, the key, and the row and column.
+"""Checks that say what is wrong with a file, in one line that names the file, the key, the row and the column.
 
 Nothing here trusts its input: a file that is not what its name says, points at other files, or claims more than this
 machine can hold is refused before its content is read.
@@ -9,37 +9,40 @@ import re
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import h5py
 import numpy as np
 from jaxtyping import Bool, Float32, Shaped
 
-from demosift.types import InputError
+from demosift.types import Bounds, InputError
 
-_SIGNATURES = (
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x03", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"\x80\x05", "a pickle"),
-    (b"PK\x03\x04", "a zip archive (such as .npz or .pt), which may hold pickles"),
-    (b"\x93NUMPY", "a NumPy array file"),
-    (b"\x1f\x8b", "gzip-compressed; unpack it first"),
-    (b"PAR1", "a Parquet file"),
-    (b"version https://git-lfs", "a Git LFS pointer; fetch the file it stands for"),
-)
+_PICKLE = "a pickle and is never unpickled"
+_SIGNATURES = {
+    b"\x80\x02": _PICKLE,
+    b"\x80\x03": _PICKLE,
+    b"\x80\x04": _PICKLE,
+    b"\x80\x05": _PICKLE,
+    b"PK\x03\x04": "a zip archive (such as .npz or .pt), which may hold pickles and is never unpickled",
+    b"\x93NUMPY": "a NumPy array file",
+    b"\x1f\x8b": "gzip-compressed; unpack it first",
+    b"PAR1": "a Parquet file",
+    b"version https://git-lfs": "a Git LFS pointer; fetch the file it stands for",
+}
 
 
 def recognise(path: Path) -> str:
-    """What a file that is not HDF5 seems to be, from its first and last bytes alone: nothing is ever unpickled."""
+    """What a file of another format seems to be, from its first and last bytes alone: nothing is ever unpickled."""
     with path.open("rb") as file:
         head = file.read(64)
+        if not head:
+            return "empty"
         file.seek(-1, os.SEEK_END)
         last = file.read(1)
     # Pickles of protocols 0 and 1 have no signature, but every pickle ends with its STOP opcode.
     if last == b"." and re.match(rb"[(\]}]|c[\w.]+\n", head):
-        return "a pickle"
-    return next((name for signature, name in _SIGNATURES if head.startswith(signature)), "something else")
+        return _PICKLE
+    return next((kind for signature, kind in _SIGNATURES.items() if head.startswith(signature)), "something else")
 
 
 @contextmanager
@@ -51,10 +54,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
         if path.stat().st_size == 0:
             raise InputError(f"{path}: the file is empty")
         if not h5py.is_hdf5(path):
-            with path.open("rb"):  # an unreadable file is also "not HDF5": let the system say why
-                kind = recognise(path)
-            refusal = " and is never unpickled" if "pickle" in kind else ""
-            raise InputError(f"{path}: not an HDF5 file: it is {kind}{refusal}")
+            raise InputError(f"{path}: not an HDF5 file: it is {recognise(path)}")
         with h5py.File(path, "r") as file:
             yield file
     except OSError as error:
@@ -67,20 +67,28 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 def find_hdf5(file: h5py.File, key: str) -> h5py.Dataset | None:
-    """The array stored under `key`, or None. Links are refused: they may lead to any file the reader can open."""
-    found: object = file
+    """The array of numbers stored under `key`, or None."""
+    found: h5py.Group | h5py.Dataset = file
     for part in key.split("/"):
-        link = found.get(part, getlink=True) if isinstance(found, h5py.Group) else None
-        if link is None:
+        if not isinstance(found, h5py.Group) or found.get(part, getlink=True) is None:
             return None
-        if not isinstance(link, h5py.HardLink):
-            raise InputError(f"{file.filename}: {key}: is a link to data elsewhere; store the data itself")
-        found = found[part]  # pyright: ignore[reportIndexIssue]
+        found = enter_hdf5(found, part)
     if not isinstance(found, h5py.Dataset):
         raise InputError(f"{file.filename}: {key}: is a group, not an array")
-    if found.is_virtual or found.external:
-        raise InputError(f"{file.filename}: {key}: its data lie in other files; store the data itself")
     check_numeric(file.filename, key, found.dtype)
+    return found
+
+
+def enter_hdf5(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    """What a group holds under a name. Links are refused: they may lead to any file the reader can open."""
+    key = f"{group.name}/{name}".lstrip("/")
+    where = f"{group.file.filename}: {key}"
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise InputError(f"{where}: is a link to data elsewhere; store the data itself")
+    found = group[name]
+    if isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
+        raise InputError(f"{where}: its data lie in other files; store the data itself")
+    assert isinstance(found, h5py.Group | h5py.Dataset)
     return found
 
 
@@ -100,11 +108,13 @@ def check_numeric(source: str, key: str, dtype: np.dtype) -> None:
 
 
 def check_finite(source: str, key: str, array: Shaped[np.ndarray, "rows *columns"], first: int = 0) -> None:
-    """`first` is the file's number of the array's first row, here and below: files are also read block by block."""
+    """`first`, here and below, is the number of the array's first row in its file, which may be read in blocks."""
     finite = np.isfinite(array)
     if not finite.all():
         where = np.argwhere(~finite)[0]
-        raise InputError(f"{source}: {key}: {position(where, first)}: {array[tuple(where)]} is not a finite number")
+        row, *column = where
+        position = ", ".join([f"row {first + row}", *(f"column {index}" for index in column)])
+        raise InputError(f"{source}: {key}: {position}: {array[tuple(where)]} is not a finite number")
 
 
 def as_matrix(source: str, key: str, array: np.ndarray, first: int = 0) -> Float32[np.ndarray, "rows columns"]:
@@ -152,13 +162,6 @@ def check_lengths(source: str, arrays: Mapping[str, Sized | None]) -> None:
         raise InputError(f"{source}: {first}: the set is empty")
 
 
-def check_columns(source: str, observations: np.ndarray, following: np.ndarray) -> None:
-    if following.shape[1] != observations.shape[1]:
-        raise InputError(
-            f"{source}: next_observations: has {following.shape[1]} columns, observations has {observations.shape[1]}"
-        )
-
-
 class Described(Protocol):
     """A dataset, or rows that are still in a file."""
 
@@ -172,42 +175,52 @@ class Described(Protocol):
     def discrete(self) -> bool: ...
 
 
-def check_pair(expert: Described, supplementary: Described) -> None:
-    """An expert and a supplementary set must speak of the same observations and actions."""
+class Stated(Protocol):
+    """What a file states, whether it is read whole or in blocks. None stands for what it does not state."""
 
-    def disagree(what: str, of_expert: Any, of_supplementary: Any) -> InputError:
-        return InputError(
-            f"{supplementary.source}: {what}: {of_supplementary}, but {of_expert} in the expert set {expert.source}"
-        )
+    @property
+    def source(self) -> str: ...
+    @property
+    def obs_keys(self) -> Mapping[str, int] | None: ...
+    @property
+    def discrete(self) -> bool: ...
+    @property
+    def action_columns(self) -> int: ...
+    @property
+    def bounds(self) -> Bounds | None: ...
+    @property
+    def num_actions(self) -> int | None: ...
+    def action_range(self) -> Bounds:
+        """The least and largest stored value of each column, or of the index where actions are discrete."""
+        ...
+
+
+def check_pair(expert: Described, supplementary: Described) -> None:
+    """An expert and a supplementary set must have the same kind of observations and actions."""
 
     def kind(dataset: Described) -> str:
         return "discrete" if dataset.discrete else "continuous"
 
-    if expert.obs_dim != supplementary.obs_dim:
-        raise disagree("observations: columns", expert.obs_dim, supplementary.obs_dim)
-    if expert.discrete != supplementary.discrete:
-        raise disagree("actions", kind(expert), kind(supplementary))
-    if expert.action_dim != supplementary.action_dim:
-        what = "actions: choices" if expert.discrete else "actions: columns"
-        raise disagree(what, expert.action_dim, supplementary.action_dim)
+    choices = "actions: choices" if expert.discrete else "actions: columns"
+    for what, a, b in (
+        ("observations: columns", expert.obs_dim, supplementary.obs_dim),
+        ("actions", kind(expert), kind(supplementary)),
+        (choices, expert.action_dim, supplementary.action_dim),
+    ):
+        if a != b:
+            raise InputError(f"{supplementary.source}: {what}: {b}, but {a} in the expert set {expert.source}")
 
 
-def check_same_keys(
-    expert: str, of_expert: Mapping[str, int] | None, supplementary: str, of_supplementary: Mapping[str, int] | None
-) -> None:
-    """Observations that were joined of several keys must be joined of the same: equal widths alone say nothing."""
+def check_same_keys(expert: Stated, supplementary: Stated) -> None:
+    """Observations joined from several keys must be joined from the same ones: equal widths alone prove nothing."""
 
     def bare(keys: Mapping[str, int]) -> list[tuple[str, int]]:
         return [(name.removeprefix("observation."), width) for name, width in keys.items()]
 
-    if of_expert and of_supplementary and bare(of_expert) != bare(of_supplementary):
-        names = (", ".join(keys) for keys in (of_supplementary, of_expert))
-        raise InputError("{}: observations: joined of {}, but of {} in {}".format(supplementary, *names, expert))
-
-
-def position(where: np.ndarray, first: int = 0) -> str:
-    row, *column = where
-    return ", ".join([f"row {first + row}", *(f"column {index}" for index in column)])
+    a, b = expert.obs_keys, supplementary.obs_keys
+    if a and b and bare(a) != bare(b):
+        joined = f"joined from {', '.join(b)}, but from {', '.join(a)} in {expert.source}"
+        raise InputError(f"{supplementary.source}: observations: {joined}")
 
 
 def one_line(error: BaseException) -> str:

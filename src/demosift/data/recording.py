@@ -1,7 +1,7 @@
-"""From what a file says to a `Dataset`: the same checks and conventions whatever the format.
+"""From the content of a file to a `Dataset`, with the same checks and conventions for every format.
 
-A format's reader only fills a `Recording`, arrays as stored. Everything that could be got wrong once per format is done
-here once: types, lengths, where episodes end, which state follows which, and the units of actions.
+A format's reader only fills a `Recording` with arrays as stored. What every format would have to get right is done here
+once: types, lengths, where episodes end, which state follows which, and the units of actions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool
 
-from demosift.data.actions import ActionMode, Bounds, count_actions, one_hot, scale_actions
-from demosift.data.checks import as_flags, as_matrix, as_vector, check_columns, check_lengths
-from demosift.types import Dataset, EnvironmentSpec, InputError, Origin, Transitions
+from demosift.data.actions import ActionMode, count_actions, one_hot, scale_actions
+from demosift.data.checks import as_flags, as_matrix, as_vector, check_lengths
+from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError, Origin, Transitions
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A file's content under D4RL's names. None is what the file does not hold."""
+    """A file's content under D4RL's names; None where the file does not hold something."""
 
     source: str
     observations: np.ndarray
@@ -40,7 +40,7 @@ class Recording:
 
     @property
     def obs_keys(self) -> Mapping[str, int] | None:
-        """The columns of each part that observations were joined of, where the format has parts."""
+        """The widths of the keys that observations were joined from, where the format has several."""
         stated = self.attributes.get("obs_keys")
         return stated if isinstance(stated, dict) else None
 
@@ -54,27 +54,29 @@ class Recording:
 
 def check_recording(raw: Recording) -> Recording:
     """The same content with the types and shapes that `assemble` relies on, or the first thing wrong with it."""
+    checked = check_types(raw)
+    arrays = {key: getattr(checked, key) for key in _KEYS}
+    check_lengths(raw.source, arrays | {"infos/origin": None if checked.origin is None else checked.origin.code})
+    return checked
+
+
+def check_types(raw: Recording) -> Recording:
+    """Everything that `check_recording` checks except how many rows there are."""
     source = raw.source
-
-    def matrix(key: str, array: np.ndarray | None) -> np.ndarray | None:
-        return None if array is None else as_matrix(source, key, array)
-
-    rewards = None if raw.rewards is None else as_vector(source, "rewards", raw.rewards).astype(np.float32)
+    rewards, timeouts, following = raw.rewards, raw.timeouts, raw.next_observations
     checked = replace(
         raw,
         observations=as_matrix(source, "observations", raw.observations),
         actions=as_actions(source, raw.actions),
         terminals=as_flags(source, "terminals", raw.terminals),
-        rewards=rewards,
-        next_observations=matrix("next_observations", raw.next_observations),
-        timeouts=None if raw.timeouts is None else as_flags(source, "timeouts", raw.timeouts),
+        rewards=None if rewards is None else as_vector(source, "rewards", rewards).astype(np.float32),
+        next_observations=None if following is None else as_matrix(source, "next_observations", following),
+        timeouts=None if timeouts is None else as_flags(source, "timeouts", timeouts),
         origin=None if raw.origin is None else as_origin(source, raw.origin),
     )
-    arrays = {key: getattr(checked, key) for key in _KEYS}
-    check_lengths(source, arrays | {"infos/origin": None if checked.origin is None else checked.origin.code})
-    following = checked.next_observations
-    if following is not None:
-        check_columns(source, checked.observations, following)
+    columns = checked.observations.shape[1]
+    if following is not None and following.shape[1] != columns:
+        raise InputError(f"{source}: next_observations: has {following.shape[1]} columns, observations has {columns}")
     if checked.num_actions is not None and not checked.discrete:
         raise InputError(f"{source}: actions: the file states num_actions, but they are not one integer per row")
     return checked
@@ -83,7 +85,7 @@ def check_recording(raw: Recording) -> Recording:
 def join_recordings(source: str, parts: Sequence[Recording]) -> Recording:
     """Parts of one source, each already checked and made of whole episodes, as one recording.
 
-    What is not an array (environment, bounds, attributes) is the same in all of them and taken from the first.
+    Everything but the arrays (environment, bounds, attributes) is the same in all parts and taken from the first.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -102,7 +104,7 @@ def join_recordings(source: str, parts: Sequence[Recording]) -> Recording:
 
 
 def check_alike(first: Recording, part: Recording) -> None:
-    """Parts of one source hold the same keys, with as many columns."""
+    """Parts of one source hold the same keys, with the same number of columns."""
     for key in _KEYS:
         a, b = getattr(first, key), getattr(part, key)
         if (a is None) != (b is None):
@@ -167,30 +169,37 @@ def assemble(
     absent = {key for key in _KEYS if getattr(recording, key) is None}
     reward = np.zeros(len(obs), np.float32) if recording.rewards is None else recording.rewards
     attributes = dict(recording.attributes)
-    if absent:  # zero rewards are not a reward of zero: whoever reports returns can tell
+    if absent:  # so that returns made of missing rewards can be told from returns of zero
         attributes["absent_keys"] = sorted(absent)
     if actions != "check" and not recording.discrete:
         attributes["actions"] = actions
     low, high = bounds or (None, None)
-    environment = None
-    if recording.environment_id is not None:
+    environment = stated = None
+    if recording.environment_id is None:
+        stated = None if bounds is None or bounds.unit else bounds
+    else:
         kwargs = dict(recording.environment_kwargs)
         environment = EnvironmentSpec(recording.environment_id, kwargs, low, high, num_actions)
-    elif bounds is not None and not bounds.unit:
-        attributes["action_bounds"] = {"low": list(bounds.low), "high": list(bounds.high)}
 
-    stored = recording.next_observations
-    next_obs = _successors(obs, terminal) if stored is None else stored
+    if recording.next_observations is not None:
+        transitions = Transitions(obs, action, reward, recording.next_observations, terminal)
+        return Dataset(transitions, timeout, environment, recording.origin, attributes, source, stated)
+    followed, shortened = drop_unfollowed(source, terminal, timeout)
+    if timeout.any():
+        attributes["dropped_rows"] = int(timeout.sum())
+    # A terminal state's value is masked wherever it is used, so its own state stands in for its successor.
+    next_obs = np.concatenate([obs[1:], obs[-1:]])
+    next_obs[terminal] = obs[terminal]
     transitions = Transitions(obs, action, reward, next_obs, terminal)
-    dataset = Dataset(transitions, timeout, environment, recording.origin, attributes, source)
-    return dataset if stored is not None else _drop_unfollowed(dataset)
+    dataset = Dataset(transitions, shortened, environment, recording.origin, attributes, source, stated)
+    return dataset.take(followed)
 
 
 def mark_episode_ends(recording: Recording, max_episode_steps: int | None) -> Bool[np.ndarray, "rows"]:
     """Marks the last row of every episode.
 
-    Without stored timeouts, a successor that is not the next row's observation shows a break; without successors
-    either, only terminals and `max_episode_steps` tell.
+    Without stored timeouts, an episode also ends where a row's successor is not the next row's observation; without
+    successors either, only terminals and `max_episode_steps` decide.
     """
     end = recording.terminals.copy()
     if recording.timeouts is not None:
@@ -213,15 +222,6 @@ def cut_episodes(source: str, end: Bool[np.ndarray, "rows"], max_episode_steps: 
     return end
 
 
-def _successors(
-    obs: Float32[np.ndarray, "rows obs"], terminal: Bool[np.ndarray, "rows"]
-) -> Float32[np.ndarray, "rows obs"]:
-    """The following row. A terminal state's value is masked wherever it is used, so its own state stands in."""
-    following = np.concatenate([obs[1:], obs[-1:]])
-    following[terminal] = obs[terminal]
-    return following
-
-
 def followed_rows(recording: Recording, max_episode_steps: int | None = None) -> Bool[np.ndarray, "rows"]:
     """The rows of a checked recording that become rows of a dataset: all, or those whose successor is known."""
     if recording.next_observations is not None:
@@ -229,22 +229,20 @@ def followed_rows(recording: Recording, max_episode_steps: int | None = None) ->
     return ~mark_episode_ends(recording, max_episode_steps) | recording.terminals
 
 
-def _drop_unfollowed(dataset: Dataset) -> Dataset:
-    """Without stored successors, drops the last row of every episode that a timeout or the recording's end cut short.
+def drop_unfollowed(
+    source: str, terminal: Bool[np.ndarray, "rows"], timeout: Bool[np.ndarray, "rows"]
+) -> tuple[Bool[np.ndarray, "rows"], Bool[np.ndarray, "rows"]]:
+    """Which rows are kept where no successors are stored, and the timeouts that this leaves.
 
-    Nobody knows the state that followed it. DemoDICE bootstraps from that state: the following episode's first state
-    or the row itself would be a made-up transition, and D4RL's own `qlearning_dataset` drops the row as well. The row
-    before it becomes the last of its episode, with the dropped observation as its true successor.
+    The last row of every episode that a timeout or the recording's end cut short is dropped: nobody knows the state
+    that followed it. DemoDICE bootstraps from that state, so the next episode's first state or the row itself would
+    make an invented transition; D4RL's own `qlearning_dataset` drops the row as well. The row before it becomes the
+    last of its episode, with the dropped observation as its true successor.
     """
-    terminal, timeout = dataset.transitions.terminal, dataset.timeout
-    followed = ~timeout
-    if not followed.any():
+    if timeout.all():
         raise InputError(
-            f"{dataset.source}: next_observations: absent, and no row is followed by another of its episode: "
-            "the set is empty"
+            f"{source}: next_observations: absent, and no row is followed by another of its episode: the set is empty"
         )
     shortened = np.zeros_like(timeout)
     shortened[:-1] = timeout[1:] & ~(terminal | timeout)[:-1]
-    kept = replace(dataset, timeout=shortened).take(followed)
-    dropped = int(timeout.sum())
-    return replace(kept, attributes={**dataset.attributes, "dropped_rows": dropped}) if dropped else kept
+    return ~timeout, shortened

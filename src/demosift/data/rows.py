@@ -6,26 +6,24 @@
     for obs, action in rows.blocks(65536): ...
     obs, action = rows.take(indices)
 
-A `RowSource` gives exactly the rows of `read_dataset`, in its order and in its units: observations float32, actions
-float32 in [-1, 1] or int8 one-hot. Rewards and `infos` are not among them. A file's structure is checked when it is
+A `RowSource` gives exactly the rows of `read_dataset`, in the same order and units: observations float32, actions
+float32 in [-1, 1] or int8 one-hot. Rewards and `infos` are left out. The structure of a file is checked when it is
 opened, its numbers (finite, inside their bounds) whenever a block of them is read, with the same messages.
-`open_pair` opens two sources that belong together, as `load` reads them; `formats.digest_source` fingerprints a source.
+`open_pair` opens two sources that belong together, as `load` reads them; `digest_source` fingerprints a source.
 """
 
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from jaxtyping import Float32, Int, Shaped
 
-from demosift.data.actions import ActionMode, Bounds, StatesActions, count_actions, shared_action_space
-from demosift.data.checks import Described, check_pair, check_same_keys
-from demosift.data.formats import Source, format_of, parts_of
-from demosift.data.formats.hdf5_rows import open_hdf5_rows
+from demosift.data.actions import ActionMode, count_actions
+from demosift.data.checks import Described
 from demosift.data.recording import Recording, assemble, check_alike, check_recording, followed_rows
-from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
+from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError, Origin
 
 BLOCK = 65536
 
@@ -46,7 +44,7 @@ class RowSource(Described, Protocol):
     def environment(self) -> EnvironmentSpec | None: ...
     @property
     def origin(self) -> Origin | None:
-        """The truth, where the file tells it: to judge scores, never to make them."""
+        """Where each row truly came from, if the file says so: used to judge scores, never to make them."""
         ...
 
     def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
@@ -54,151 +52,126 @@ class RowSource(Described, Protocol):
         ...
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
-        """The given rows, in the given order; one may be asked for twice."""
+        """The given rows, in the given order; a row may be asked for twice."""
         ...
 
 
-class FileRows(RowSource, StatesActions, Protocol):
-    """Rows of a file, whose action units may still be set by the file it is read together with."""
-
-    @property
-    def obs_keys(self) -> Mapping[str, int] | None: ...
-    def with_actions(self, bounds: Bounds | None, num_actions: int | None) -> Self: ...
-
-
-def open_rows(
-    source: Source | Dataset, actions: ActionMode = "check", max_episode_steps: int | None = None
-) -> RowSource:
-    """The rows of any source that `read_dataset` takes. The options are the same."""
-    if isinstance(source, Dataset):
-        return DatasetRows(source)
-    return _open(source, actions, max_episode_steps)
-
-
-def open_pair(
-    expert: Source | Dataset,
-    supplementary: Source | Dataset,
-    actions: ActionMode = "check",
-    max_episode_steps: int | None = None,
-) -> tuple[RowSource, RowSource]:
-    """Expert and supplementary rows that belong together: the same checks and the same action units as in `load`."""
-    if isinstance(expert, Dataset) or isinstance(supplementary, Dataset):
-        first = open_rows(expert, actions, max_episode_steps)
-        second = open_rows(supplementary, actions, max_episode_steps)
-    else:
-        first, second = _open(expert, actions, max_episode_steps), _open(supplementary, actions, max_episode_steps)
-        check_same_keys(first.source, first.obs_keys, second.source, second.obs_keys)
-        bounds, num_actions = shared_action_space(first, second, actions)
-        first, second = first.with_actions(bounds, num_actions), second.with_actions(bounds, num_actions)
-    check_pair(first, second)
-    return first, second
-
-
-def _open(source: Source, actions: ActionMode, max_episode_steps: int | None) -> FileRows:
-    if actions not in ("check", "clip", "rescale"):
-        raise InputError(f"actions: {actions!r} is unknown; choose check, clip or rescale")
-    found = format_of(source)
-    if found.name == "hdf5":
-        return open_hdf5_rows(source, actions, max_episode_steps)
-    return open_part_rows(os.fspath(source), parts_of(source), actions, max_episode_steps)
-
-
-@dataclass(frozen=True)
 class DatasetRows:
     """A dataset in memory, seen as a `RowSource`."""
 
-    dataset: Dataset
-
-    @property
-    def source(self) -> str:
-        return self.dataset.source
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.dataset)
-
-    @property
-    def obs_dim(self) -> int:
-        return self.dataset.obs_dim
-
-    @property
-    def action_dim(self) -> int:
-        return self.dataset.action_dim
-
-    @property
-    def discrete(self) -> bool:
-        return self.dataset.discrete
-
-    @property
-    def episode_starts(self) -> Int[np.ndarray, "episodes"]:
-        return self.dataset.episode_starts
-
-    @property
-    def episode_ends(self) -> Int[np.ndarray, "episodes"]:
-        return self.dataset.episode_ends
-
-    @property
-    def environment(self) -> EnvironmentSpec | None:
-        return self.dataset.environment
-
-    @property
-    def origin(self) -> Origin | None:
-        return self.dataset.origin
+    def __init__(self, dataset: Dataset) -> None:
+        self.source, self.num_rows = dataset.source, len(dataset)
+        self.obs_dim, self.action_dim, self.discrete = dataset.obs_dim, dataset.action_dim, dataset.discrete
+        self.episode_starts, self.episode_ends = dataset.episode_starts, dataset.episode_ends
+        self.environment, self.origin = dataset.environment, dataset.origin
+        self._obs, self._action = dataset.transitions.obs, dataset.transitions.action
 
     def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
         for start in range(0, self.num_rows, rows):
-            block = slice(start, start + rows)
-            yield self.dataset.transitions.obs[block], self.dataset.transitions.action[block]
+            yield self._obs[start : start + rows], self._action[start : start + rows]
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
-        return self.dataset.transitions.obs[indices], self.dataset.transitions.action[indices]
+        return self._obs[indices], self._action[indices]
 
 
-@dataclass(frozen=True)
-class PartRows:
-    """Rows of a source that comes in parts of whole episodes (demonstrations, shards), held one part at a time."""
+@dataclass(frozen=True, kw_only=True)
+class FileRows(ABC):
+    """Rows of a file, whose action units may still be set by the file it is read together with."""
 
     source: str
-    parts: Sequence[Callable[[], Recording]]
     mode: ActionMode
-    max_episode_steps: int | None
     discrete: bool
     obs_dim: int
     obs_keys: Mapping[str, int] | None
     action_columns: int
-    stored_range: Bounds
-    part_ends: Int[np.ndarray, "parts"]  # one past the last row of each part
-    episode_ends: Int[np.ndarray, "episodes"]
-    environment: EnvironmentSpec | None
-    origin: Origin | None
+    stated: EnvironmentSpec | None  # without action bounds
     bounds: Bounds | None
     num_actions: int | None
+    episode_ends: Int[np.ndarray, "episodes"]
+
+    @staticmethod
+    def facts(source: str, recording: Recording, mode: ActionMode) -> dict[str, Any]:
+        """The fields that any part of the file tells, be it without rows."""
+        name = recording.environment_id
+        return {
+            "source": source,
+            "mode": mode,
+            "discrete": recording.discrete,
+            "obs_dim": recording.observations.shape[1],
+            "obs_keys": recording.obs_keys,
+            "action_columns": recording.action_columns,
+            "stated": None if name is None else EnvironmentSpec(name, dict(recording.environment_kwargs)),
+            "bounds": None if mode == "rescale" else recording.bounds,
+            "num_actions": recording.num_actions,
+        }
 
     @property
     def num_rows(self) -> int:
-        return int(self.part_ends[-1])
-
-    @property
-    def action_dim(self) -> int:
-        if self.discrete:
-            return self.num_actions or count_actions(self.stored_range)
-        return self.action_columns
+        return int(self.episode_ends[-1])
 
     @property
     def episode_starts(self) -> Int[np.ndarray, "episodes"]:
         return np.concatenate([[0], self.episode_ends[:-1]])
 
+    @property
+    def action_dim(self) -> int:
+        if not self.discrete:
+            return self.action_columns
+        return self.num_actions or count_actions(self.action_range())
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        if self.stated is None:
+            return None
+        if self.discrete:
+            return replace(self.stated, num_actions=self.action_dim)
+        low, high = self.scale or (None, None)
+        return replace(self.stated, action_low=low, action_high=high)
+
+    @property
+    def scale(self) -> Bounds | None:
+        """What the -1 and +1 of actions stand for."""
+        return self.action_range() if self.mode == "rescale" and self.bounds is None else self.bounds
+
+    def with_actions(self, bounds: Bounds | None, num_actions: int | None) -> Self:
+        return replace(self, bounds=bounds or self.bounds, num_actions=num_actions or self.num_actions)
+
+    @property
+    @abstractmethod
+    def origin(self) -> Origin | None: ...
+
+    @abstractmethod
+    def action_range(self) -> Bounds: ...
+
+    @abstractmethod
+    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]: ...
+
+    @abstractmethod
+    def take(self, indices: Int[np.ndarray, "rows"]) -> Rows: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRows(FileRows):
+    """Rows of a source that comes in parts of whole episodes (demonstrations, shards), held one part at a time."""
+
+    parts: Sequence[Callable[[], Recording]]
+    max_episode_steps: int | None
+    part_ends: Int[np.ndarray, "parts"]  # one past the last row of each part
+    stored_range: Bounds
+    codes: Origin | None
+
+    @property
+    def origin(self) -> Origin | None:
+        return self.codes
+
     def action_range(self) -> Bounds:
         return self.stored_range
-
-    def with_actions(self, bounds: Bounds | None, num_actions: int | None) -> "PartRows":
-        return replace(self, bounds=bounds or self.bounds, num_actions=num_actions or self.num_actions)
 
     def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
         for index in range(len(self.parts)):
             part = self._read(index)
             if part is not None:
-                yield from DatasetRows(part).blocks(rows)
+                yield from part.blocks(rows)
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
         obs = np.empty((len(indices), self.obs_dim), np.float32)
@@ -208,32 +181,32 @@ class PartRows:
         for index in np.unique(home):
             part, here = self._read(index), home == index
             assert part is not None
-            obs[here], action[here] = DatasetRows(part).take(indices[here] - starts[index])
+            obs[here], action[here] = part.take(indices[here] - starts[index])
         return obs, action
 
-    def _read(self, index: int) -> Dataset | None:
-        bounds = self.stored_range if self.mode == "rescale" and self.bounds is None else self.bounds
+    def _read(self, index: int) -> DatasetRows | None:
         part = check_recording(self.parts[index]())
-        return _assemble_part(part, self.mode, self.max_episode_steps, bounds, self.action_dim)
+        if not followed_rows(part, self.max_episode_steps).any():
+            return None
+        return DatasetRows(assemble(part, self.mode, self.max_episode_steps, self.scale, self.action_dim))
 
 
 def open_part_rows(
     source: str, parts: Sequence[Callable[[], Recording]], actions: ActionMode, max_episode_steps: int | None
 ) -> PartRows:
-    """One pass over all parts to learn where rows and episodes lie; nothing of it is kept but that."""
+    """Reads all parts once to learn where rows and episodes lie, and keeps only that."""
     first: Recording | None = None
-    environment = stored_range = None
+    stored_range: Bounds | None = None
     num_rows, part_ends, episode_ends, codes = 0, [], [], []
     for read in parts:
         part = check_recording(read())
         stored_range = part.action_range() if stored_range is None else stored_range.joined(part.action_range())
-        # Clipped, because whether an action is outside its bounds may depend on the file this one is read with.
-        rows = _assemble_part(part, "clip", max_episode_steps)
-        if first is None:
-            first = part
+        first = first or part
         check_alike(first, part)
-        if rows is not None:
-            environment = rows.environment
+        # A part in which no row is followed by another has no row whose successor is known.
+        if followed_rows(part, max_episode_steps).any():
+            # Clipped, because whether an action is outside its bounds may depend on the file this one is read with.
+            rows = assemble(part, "clip", max_episode_steps)
             episode_ends.append(num_rows + rows.episode_ends)
             num_rows += len(rows)
             if rows.origin is not None:
@@ -242,32 +215,11 @@ def open_part_rows(
     if first is None or stored_range is None or num_rows == 0:
         raise InputError(f"{source}: observations: the set is empty")
     return PartRows(
-        source=source,
-        parts=parts,
-        mode=actions,
-        max_episode_steps=max_episode_steps,
-        discrete=first.discrete,
-        obs_dim=first.observations.shape[1],
-        obs_keys=first.obs_keys,
-        action_columns=first.action_columns,
-        stored_range=stored_range,
-        part_ends=np.array(part_ends),
+        **FileRows.facts(source, first, actions),
         episode_ends=np.concatenate(episode_ends),
-        environment=environment,
-        origin=Origin(np.concatenate(codes), first.origin.names) if first.origin is not None else None,
-        bounds=None if actions == "rescale" else first.bounds,
-        num_actions=first.num_actions,
+        parts=parts,
+        max_episode_steps=max_episode_steps,
+        part_ends=np.array(part_ends),
+        stored_range=stored_range,
+        codes=None if first.origin is None else Origin(np.concatenate(codes), first.origin.names),
     )
-
-
-def _assemble_part(
-    part: Recording,
-    actions: ActionMode,
-    max_episode_steps: int | None,
-    bounds: Bounds | None = None,
-    num_actions: int | None = None,
-) -> Dataset | None:
-    """A part as a dataset, or None where none of its rows is followed by another and so none is known whole."""
-    if not followed_rows(part, max_episode_steps).any():
-        return None
-    return assemble(part, actions, max_episode_steps, bounds, num_actions)

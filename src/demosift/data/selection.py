@@ -1,4 +1,4 @@
-"""Which rows of a source are kept, and what that makes of its episodes."""
+"""Which rows of a source are kept, and the episodes that this leaves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from demosift.types import Dataset
 
 
 class Run(NamedTuple):
-    """Rows of one episode that are kept and follow each other: `start` and `stop` count from the episode's first."""
+    """Consecutive kept rows of one episode: `start` and `stop` count from its first row."""
 
     episode: int
     start: int
@@ -36,7 +36,7 @@ class Selection:
 
     @property
     def episodes(self) -> Int[np.ndarray, "kept"]:
-        """Those of which something is kept."""
+        """The episodes with at least one kept row."""
         return np.flatnonzero(self.kept_per_episode)
 
     @property
@@ -47,7 +47,7 @@ class Selection:
 
     @property
     def run_ends(self) -> Bool[np.ndarray, "rows"]:
-        """Kept rows after which the next row of the episode is not kept, or there is none."""
+        """The kept rows that are not followed by a kept row of their episode."""
         follows = np.append(self.keep[1:], False)
         follows[self.episode_ends - 1] = False
         return self.keep & ~follows

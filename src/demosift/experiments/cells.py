@@ -1,10 +1,11 @@
 """A cell: one seed of one setting of one method on one task. A grid is a list of them.
 
-A cell is plain data. Its id hashes all of it together with the data it trains on, so that a finished cell is known
-again whoever ran it and wherever, and never mistaken for another.
+A cell is plain data. Its id hashes all of it together with the data it trains on, so that a finished cell is recognised
+wherever it was run, and never mistaken for another.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,16 +13,16 @@ from demosift.algorithms import Algorithm
 from demosift.data.normaliser import NormaliseOver
 from demosift.learning.fit import describe
 from demosift.learning.members import Precision, stated
-from demosift.results.cell import cell_id
+from demosift.results.cell import cell_id, data_digest
 from demosift.types import InputError
 
-# `task` is the task as it is; `clean` adds the pile's truly clean rows to the expert set, which only an oracle can.
+# `task` is the task as it is; `clean` adds the truly clean supplementary rows to the expert set, as only an oracle can.
 TrainedOn = Literal["task", "clean"]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a cell is evaluated, and on how many episodes: many for the evaluations that are reported."""
+    """When a cell is evaluated, and on how many episodes: more for the evaluations that are reported."""
 
     every: int = 10_000
     episodes: int = 10
@@ -44,7 +45,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class DataKey:
-    """Which data a cell trains on; `replay` is the folder that `collect` wrote, for recipes that need one."""
+    """Which data a cell trains on. `replay` is a folder that `collect` wrote, for recipes that need one."""
 
     env: str
     recipe: str
@@ -74,7 +75,7 @@ class Cell:
         return self.data.seed
 
     def config(self) -> dict[str, Any]:
-        """Everything that decides the result but the data itself, as plain JSON."""
+        """Everything except the data that decides the result, as plain JSON."""
         described = describe(self.algorithm)
         return {
             "method": self.method,
@@ -90,5 +91,6 @@ class Cell:
             **stated(self.precision),
         }
 
-    def id(self, data_sha256: str) -> str:
-        return cell_id(self.config(), data_sha256)
+    def id(self, data: Mapping[str, Any]) -> str:
+        """`data` is the description by `describe_data` of what the cell trains on."""
+        return cell_id(self.config(), data_digest(data))

@@ -1,7 +1,7 @@
 """State coverage: where the good and the noisy samples of a task lie, by Kernel PCA (the paper's remark on NBCU).
 
-Noisy trajectories have the expert's states and random actions. Where they visit the same states as the good ones, NBCU
-must average over right and wrong actions; where they visit others, they do little harm.
+Where noisy trajectories visit the same states as the good ones, NBCU must average over right and wrong actions; where
+they visit other states, they do little harm.
 """
 
 from pathlib import Path
@@ -14,28 +14,27 @@ from demosift.data.normaliser import fit_normaliser
 from demosift.experiments.cells import DataKey
 from demosift.experiments.prepare import Preparation
 from demosift.experiments.presets import Request
-from demosift.files import write_json
+from demosift.results.cell import COVERAGE, write_coverage
+from demosift.sift.neighbours import find_nearest
 from demosift.tasks.recipes import ORIGINS
 from demosift.types import Demonstrations
 
-SAMPLES = 600  # of each kind: a kernel matrix has the square of it
+SAMPLES = 600  # of each kind; the kernel matrix grows with the square
 DEGREE = 3  # scikit-learn's default for the poly kernel
 
 
-def write_coverage(out: Path, request: Request) -> None:
-    """`coverage/ENV.json` for every environment, from the first seed's draw."""
+def measure_coverage(out: Path, request: Request) -> None:
+    """Write `coverage/ENV.json` for every environment, on the data of the first seed."""
     preparation = Preparation(out / "data")
     for env in request.envs:
         key = DataKey(env, "noisy-expert", request.seeds[0], pool=request.pool, disjoint=request.disjoint)
         prepared = preparation(key)
-        write_json(
-            out / "coverage" / f"{env}.json",
-            {"recipe": dict(prepared.recipe), "data": prepared.description, **coverage(prepared.demonstrations)},
-        )
+        described = {"recipe": dict(prepared.recipe), "data": prepared.description}
+        write_coverage(out / COVERAGE / f"{env}.json", {**described, **coverage(prepared.demonstrations)})
 
 
 def coverage(task: Demonstrations, samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
-    """Two coordinates of normalised states, good and noisy apart, and how far the two mix in the full space."""
+    """Two coordinates of each normalised state, good and noisy separately, and how far they mix in the full space."""
     from sklearn.decomposition import KernelPCA
 
     assert task.supplementary is not None
@@ -68,10 +67,9 @@ def mixing(good: Float[np.ndarray, "n obs"], noisy: Float[np.ndarray, "m obs"]) 
     """
     states = np.concatenate([good, noisy])
     kind = np.arange(len(states)) >= len(good)
-    squares = (states**2).sum(axis=1)
-    distances = squares[:, None] + squares[None, :] - 2 * states @ states.T
-    np.fill_diagonal(distances, np.inf)
-    other = kind[distances.argmin(axis=1)] != kind
+    number = np.arange(len(states))
+    index, _ = find_nearest(states, states, 1, left_out=lambda part: number[part, None] == number)
+    other = kind[index[:, 0]] != kind
     n, m = len(good), len(noisy)
     expected = 2 * n * m / ((n + m) * (n + m - 1))
     return float(other.mean() / expected)

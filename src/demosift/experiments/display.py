@@ -1,4 +1,4 @@
-"""What a grid is doing, for somebody who watches: cells done, running, failed, time left."""
+"""The progress of a grid: cells done, running and failed, and the time left."""
 
 import threading
 import time
@@ -6,17 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
-from demosift.experiments.ledger import Settled
 from demosift.experiments.program import Planned
+from demosift.experiments.settling import Settled
+from demosift.progress import Line, Progress, duration
 
-# Work of a member's iteration in matrix products, relative to BC's (benchmarks/README.md): for a first guess.
-WORK = {"bc": 1.0, "nbcu": 1.0, "dwbc": 2.7, "wbcu": 5.6, "wbcu-two-stage": 2.0, "demodice": 23.0}
 SILENCE_SECONDS = 60.0
 
 
@@ -28,50 +23,63 @@ def title(program: Sequence[Planned]) -> str:
 
 
 def work(program: Sequence[Planned]) -> float:
+    """The FLOPs of a program's matrix products, to estimate the time left."""
     cell = program[0].cell
-    return WORK.get(cell.algorithm.name, 5.0) * cell.iterations * len(program)
+    flops = sum(part.flops for part in cell.algorithm.work())
+    return max(1.0, flops) * cell.iterations * len(program)
 
 
 @dataclass
-class Row:
+class Running:
+    """A program that is running."""
+
     title: str
     iterations: int
     work: float
     members: int
+    line: Line
     position: int = 0
     start: int = 0
     began: float = 0.0
+
+    @property
+    def speed(self) -> str:
+        seconds = time.monotonic() - self.began
+        if self.position <= self.start:
+            return "compiling"
+        return f"{(self.position - self.start) * self.members / seconds:,.0f} it/s"
 
 
 class View:
     """Counts, and shows them: live on a terminal, else a line when a program starts or ends, and one a minute."""
 
     def __init__(self, total: int, done: int, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.display = Progress(console=console, transient=True)
+        self.console = self.display.console
         self.total, self.done, self.failed = total, done, 0
         self.began = self.said = time.monotonic()
-        self.running: dict[int, Row] = {}
+        self.running: dict[int, Running] = {}
         self.left = 0.0  # work of the programs that have not started
         self.spent = 0.0  # work done since the start
+        self.cells = self.display.line("cells", total, done)
         self._lock = threading.Lock()
-        self._live = Live(get_renderable=self.render, console=self.console, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
+        self.display.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
+        self.display.__exit__()
 
     def queue(self, program: Sequence[Planned]) -> None:
         with self._lock:
             self.left += work(program)
 
     def start(self, number: int, program: Sequence[Planned]) -> Callable[[int], None]:
-        """A program starts; tell the returned function how far it is."""
-        row = Row(title(program), program[0].cell.iterations, work(program), len(program), began=time.monotonic())
+        """A program starts; call what is returned with each position that it reaches."""
+        iterations = program[0].cell.iterations
+        line = self.display.line(title(program), iterations, text="compiling")
+        row = Running(title(program), iterations, work(program), len(program), line, began=time.monotonic())
         with self._lock:
             self.left -= row.work
             self.running[number] = row
@@ -84,6 +92,8 @@ class View:
                 else:
                     self.spent += row.work * (position - row.position) / row.iterations
                 row.position = position
+                row.line.update(position, row.speed)
+                self.cells.update(self.done, self.summary())
             if time.monotonic() - self.said > SILENCE_SECONDS:
                 self.say(f"{row.title}: {position:,} of {row.iterations:,} iterations; {self.summary()}")
 
@@ -92,13 +102,14 @@ class View:
     def end(self, number: int, settled: Settled) -> None:
         with self._lock:
             row = self.running.pop(number)
+            row.line.remove()
             self.done += settled.finished
             self.failed += settled.failed
             if not settled.ended:
                 self.left += row.work * (1 - row.position / row.iterations)
         state = f"{settled.finished} cells finished" + (f", {settled.failed} failed" if settled.failed else "")
         if settled.halves:
-            state = "failed as a whole; its halves are tried"
+            state = "failed as a whole; trying its halves"
         elif not settled.ended:
             state = f"stopped at iteration {row.position:,} of {row.iterations:,}"
         self.say(f"{row.title}: {state}; {self.summary()}")
@@ -115,29 +126,9 @@ class View:
         return ", ".join(parts + ([] if left is None else [f"about {duration(left)} left"]))
 
     def seconds_left(self) -> float | None:
-        """From the rate since the start."""
+        """Estimated from the rate since the start."""
         if not self.spent:
             return None
         rate = self.spent / (time.monotonic() - self.began)
         under_way = sum(row.work * (1 - row.position / row.iterations) for row in self.running.values())
         return (self.left + under_way) / rate
-
-    def render(self) -> RenderableType:
-        with self._lock:
-            table = Table.grid(padding=(0, 2))
-            for row in self.running.values():
-                seconds = time.monotonic() - row.began
-                rate = (row.position - row.start) * row.members / seconds if row.position > row.start else 0.0
-                table.add_row(
-                    Text(row.title),
-                    ProgressBar(total=row.iterations, completed=row.position, width=30),
-                    Text(f"{row.position:,}/{row.iterations:,}"),
-                    Text(f"{rate:,.0f} it/s" if rate else "compiling"),
-                )
-            return Group(table, Text(self.summary()))
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"

@@ -1,7 +1,7 @@
 """The local engine: programs on this machine, its GPU if it has one.
 
-On a GPU two programs are under way at once: while one compiles, or waits for its last evaluation, the other trains. On
-a CPU they take turns.
+On a GPU two programs run at once: while one compiles, or waits for its last evaluation, the other trains. On a CPU they
+take turns.
 """
 
 import threading
@@ -13,12 +13,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import jax
 
 from demosift.experiments.display import View
-from demosift.experiments.ledger import Settled, settle, settle_failure
 from demosift.experiments.program import CHECKPOINT_SECONDS, Planned, run_program
+from demosift.experiments.settling import Settled, settle, settle_failure
 from demosift.experiments.store import Store
 from demosift.files import provenance
 from demosift.results.run import Row
 from demosift.simulation.simulate import Rollouts
+from demosift.simulation.workers import SimulationError
 
 CONCURRENT_ON_DEVICE = 2
 
@@ -64,7 +65,7 @@ def run_local(
     concurrent: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> bool:
-    """Run every program; False if the deadline (of `time.monotonic`) came first. Failures are in the store."""
+    """Run every program; False if the deadline (of `time.monotonic`) came first. Failures go to the store."""
     stop = threading.Event()
     pool = Pool(num_workers)
     made = where_made()
@@ -78,12 +79,13 @@ def run_local(
         if stopped():
             return Settled(ended=False)
         advanced = view.start(number, program)
-        keeper = store.checkpoints([each.id for each in program])
+        checkpoints = store.program([each.id for each in program])
         rollouts = pool.get()
         try:
-            outcome = run_program(program, keeper, rollouts, advanced, stopped, checkpoint_seconds)
-        except Exception:
-            pool.renew(rollouts)
+            outcome = run_program(program, checkpoints, rollouts, advanced, stopped, checkpoint_seconds)
+        except Exception as error:
+            if isinstance(error, SimulationError):
+                pool.renew(rollouts)  # another program may be using it, so not for anything else
             settled = settle_failure(program, traceback.format_exc(), store)
         else:
             settled = settle(program, outcome, store, made)
@@ -109,7 +111,7 @@ def run_local(
                         view.queue(half)
                     waiting = [*settled.halves, *waiting]
         except BaseException:
-            stop.set()  # programs under way write a checkpoint and stop
+            stop.set()  # running programs write a checkpoint and stop
             view.console.print("stopping: writing checkpoints")
             wait_through_interrupts(running)
             raise
@@ -119,7 +121,7 @@ def run_local(
 
 
 def wait_through_interrupts(running: set[Future[Settled]]) -> None:
-    """Until all have ended, however often Ctrl-C comes: `cli.insistent_interrupts` repeats it every two seconds."""
+    """Wait until all have ended, however often Ctrl-C comes: `cli.insistent_interrupts` repeats it."""
     while True:
         try:
             wait(running)

@@ -9,29 +9,39 @@ from demosift.experiments.prepare import Prepared
 from demosift.experiments.program import Planned
 from demosift.experiments.store import Store
 
-MEMBERS_ON_DEVICE = 60  # more gain little on the largest cards and make a program's pieces long
+MEMBERS_ON_DEVICE = 60  # more gain little even on the largest cards, and make chunks long
 
 
 def identify(
-    cells: Iterable[Cell], prepare: Callable[[DataKey], Prepared], told: Callable[[str], None] = lambda what: None
+    cells: Iterable[Cell],
+    prepare: Callable[[DataKey], Prepared],
+    store: Store,
+    on_data: Callable[[str], None] = lambda what: None,
 ) -> list[Planned]:
-    """The cells with their data and ids; cells of the same seed and task share their data."""
+    """The cells with their data and ids; cells of the same seed and task share their data.
+
+    An earlier release did not hash where episodes end. A cell that the store knows by such an id keeps it. `on_data`
+    is called with a few words before data is made.
+    """
     prepared: dict[DataKey, Prepared] = {}
     planned = []
     for cell in cells:
         if cell.data not in prepared:
-            told(f"{cell.data.task}, seed {cell.data.seed}")
+            on_data(f"{cell.data.task}, seed {cell.data.seed}")
             prepared[cell.data] = prepare(cell.data)
-        data = prepared[cell.data]
-        planned.append(Planned(cell, cell.id(data.sha256), data))
+        description = prepared[cell.data].description
+        earlier = {key: value for key, value in description.items() if key != "ends_sha256"}
+        if store.knows(cell.id(earlier), earlier):
+            description = earlier
+        planned.append(Planned(cell, cell.id(description), prepared[cell.data], description))
     return planned
 
 
 def plan(planned: Sequence[Planned], store: Store, max_members: int | None = None) -> list[list[Planned]]:
     """The programs that are left to run.
 
-    Programs found unfinished stay as they are, so that they continue bit for bit; the other cells are grouped by what
-    they share. On a GPU environments share a program, too, up to `max_members`.
+    Unfinished programs stay as they are, so that they continue bit for bit. The other cells are grouped by shape, and
+    on a GPU several environments share a program of up to `max_members`.
     """
     on_cpu = jax.default_backend() == "cpu"
     todo = {each.id: each for each in planned if not store.finished(each.id)}
@@ -49,14 +59,14 @@ def plan(planned: Sequence[Planned], store: Store, max_members: int | None = Non
 
 
 def shape_of(cell: Cell, across_environments: bool) -> Hashable:
-    """What cells must have in common to be members of one program: numbers are leaves and may differ."""
+    """What the cells of one program must have in common. Numeric settings are leaves and may differ."""
     env = None if across_environments else cell.data.env
     structure = jax.tree.structure(cell.algorithm)
     return (structure, cell.iterations, cell.schedule, cell.precision, cell.data.recipe, env)
 
 
 def pack(group: Sequence[Planned], limit: int) -> list[list[Planned]]:
-    """Whole environments together up to the limit; an environment that exceeds it alone is cut."""
+    """Pack whole environments together up to the limit; one that exceeds it alone is cut."""
     programs: list[list[Planned]] = []
     for env in dict.fromkeys(each.cell.data.env for each in group):
         own = [each for each in group if each.cell.data.env == env]

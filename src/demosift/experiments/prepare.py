@@ -1,6 +1,5 @@
-"""The data of a cell: made from its recipe, recognised by a digest, and with everything a result says of it."""
+"""The data of a cell: how it is made from its recipe, and what a result records about it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,14 +11,15 @@ import numpy as np
 from demosift.data import read_dataset, write_dataset
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.experiments.cells import DataKey
+from demosift.files import Unusable, read_json
 from demosift.learning.fit import describe_data, with_bounds_of
 from demosift.simulation import environments
 from demosift.tasks.recipes import ORIGINS, Sources, draw_task
 from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
-DECIMALS = 4  # of a return, which is in the thousands: what is beyond would only fill files
+DECIMALS = 4  # of a return, which is in the thousands: more would only fill files
 
-# What of a collecting run's configuration a reader needs to make the replay again.
+# The parts of a collecting run's configuration that are needed to make the replay again.
 COLLECTED = ("command", "steps", "seeds", "num_envs", "random_steps", "settings", "versions", "commit", "device")
 
 
@@ -32,7 +32,7 @@ class Prepared:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Sizes, and the digest that cell ids hash."""
+        """Sizes, and the digests that cell ids hash."""
         return describe_data(self.demonstrations)
 
     @property
@@ -49,14 +49,14 @@ class Prepared:
         return fit_normaliser(self.demonstrations, over)
 
     def needed(self, supplementary: bool) -> Demonstrations:
-        """What an algorithm reads: BC leaves a million rows of replay on the host."""
+        """The part that an algorithm reads: for BC a million rows of replay stay on the host."""
         return self.demonstrations if supplementary else Demonstrations(self.demonstrations.expert)
 
 
 class Preparation:
-    """Makes the data of cells; seeds share their recordings, and recordings are kept in a folder.
+    """Makes the data of cells. Seeds share recordings, which are kept in a folder.
 
-    A recording is a chaotic function of the policy's last bits, which depend on the processor. So that a grid can be
+    A recording depends chaotically on the policy's last bits, and those on the processor. So that a grid can be
     continued on another machine, the expert's trajectories are written beside the results and read from there.
     """
 
@@ -79,12 +79,12 @@ class Preparation:
         if key.replay is not None:
             recipe["replay"] = collected(Path(key.replay))
         if key.trained_on == "clean":
-            # The pile stays beside it for its states' statistics: the oracle's normaliser is everybody's.
+            # The supplementary set stays for its states' statistics: the oracle's normaliser is everybody's.
             task = Demonstrations(with_clean_rows(task.expert, task.supplementary), task.supplementary)
         return Prepared(key, task, recipe, self.reference(key))
 
     def reference(self, key: DataKey) -> dict[str, Any]:
-        """Of the shipped expert, measured once; a replay's expert is the collecting agent's, measured by its pool."""
+        """The returns of the shipped policies, measured once; the expert of a replay is the agent that collected it."""
         known = environments.reference_returns()["demosift"][key.env]
         measured = {who: known[who]["mean"] for who in ("random", "expert")}
         if key.replay is None:
@@ -105,11 +105,11 @@ class Preparation:
         return self._sources[shared]
 
 
-def with_clean_rows(expert: Dataset, pile: Dataset) -> Dataset:
-    """The expert set and the rows of the pile that are the expert's own, which only the maker of the pile knows."""
-    if pile.origin is None:
-        raise InputError(f"{pile.source}: does not say where its rows come from, so there is no oracle")
-    clean = pile.take(np.flatnonzero(pile.origin.code == ORIGINS.index("clean")))
+def with_clean_rows(expert: Dataset, supplementary: Dataset) -> Dataset:
+    """The expert set together with the supplementary rows that are the expert's own."""
+    if supplementary.origin is None:
+        raise InputError(f"{supplementary.source}: does not say where its rows come from, so there is no oracle")
+    clean = supplementary.take(np.flatnonzero(supplementary.origin.code == ORIGINS.index("clean")))
     pairs = zip(expert.transitions, clean.transitions, strict=True)
     return replace(
         expert,
@@ -122,8 +122,8 @@ def with_clean_rows(expert: Dataset, pile: Dataset) -> Dataset:
 def collected(folder: Path) -> dict[str, Any]:
     """Which `collect` made the replay: seeds, steps, versions, hardware."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         chosen = {name: config["expert"][name] for name in ("setting", "seed")}
         return {name: config[name] for name in COLLECTED if name in config} | chosen
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Unusable, KeyError, TypeError):
         return {}

@@ -1,6 +1,7 @@
-"""The grids by name: the paper's tables and figures, and what may be changed about them."""
+"""The grids by name: the paper's tables and figures, and what a user may change about them."""
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -8,18 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demosift.algorithms import REGISTRY, make_algorithm
+from demosift.algorithms import REGISTRY, About, facts, make_algorithm
 from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn
 from demosift.learning.members import Precision, check_precision
 from demosift.simulation.environments import SHORT_NAMES
 from demosift.types import InputError
 
-ORACLE = "oracle"
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "noisy-expert": ("bc", "demodice", "dwbc", "nbcu", "wbcu", ORACLE),
-    "full-replay": ("bc", "demodice", "dwbc", "nbcu", "wbcu"),
-}
-PENALISED = ("demodice", "wbcu")  # the rows that the paper has once for each gradient penalty
+ORACLE = "oracle"  # BC on all truly clean rows: a row of a table, not an algorithm
+ABOUT_ORACLE = About(
+    "Oracle", "clones all truly clean samples: the ceiling, not a contender", colour=6, contender=False
+)
+IN_THE_PAPER = ("bc", "demodice", "dwbc", "nbcu", "wbcu")
+METHODS: Mapping[str, tuple[str, ...]] = {"noisy-expert": (*IN_THE_PAPER, ORACLE), "full-replay": IN_THE_PAPER}
 PENALTIES = (0.0, 1.0, 10.0)
 GRIDS = ("noisy-expert", "full-replay", "gradient-penalty")
 PRESETS = (*GRIDS, "coverage", "sac-curves", "all")
@@ -45,8 +46,13 @@ class Request:
     precision: Precision = "float32"
 
 
+def row_facts() -> dict[str, About]:
+    """How every method that a result may name is shown: the algorithms, and last the oracle."""
+    return {**facts(), ORACLE: ABOUT_ORACLE}
+
+
 def default_schedule(iterations: int, every: int | None, episodes: int, early_episodes: int) -> Schedule:
-    """Every 10,000 iterations; a shorter run is evaluated four times."""
+    """Evaluate every 10,000 iterations, or a shorter run four times."""
     if every is None:
         every = max(1, min(EVALUATE_EVERY, iterations // 4))
         while iterations % every:
@@ -55,19 +61,16 @@ def default_schedule(iterations: int, every: int | None, episodes: int, early_ep
 
 
 def grids(preset: str, request: Request) -> dict[str, list[Cell]]:
-    """The grids of a preset by name; empty where it trains nothing."""
+    """The grids of a preset by name; none for a preset that trains nothing."""
     if preset not in PRESETS:
         raise InputError(f"unknown preset {preset!r}: there are {', '.join(PRESETS)}")
     check(request)
-    named: dict[str, list[Cell]] = {}
-    if preset in ("noisy-expert", "all"):
-        named["noisy-expert"] = table("noisy-expert", request)
-    if preset in ("full-replay", "all"):
-        named["full-replay"] = table("full-replay", request)
+    named = {recipe: table(recipe, request) for recipe in METHODS if preset in (recipe, "all")}
     if preset == "gradient-penalty":
-        only = dataclasses.replace(request, methods=request.methods or PENALISED)
-        tasks = ("noisy-expert", "full-replay") if request.replay else ("noisy-expert",)
-        named[preset] = [cell for task in tasks for cell in table(task, only)]
+        penalised = tuple(name for name in IN_THE_PAPER if REGISTRY[name].about.penalised)
+        only = dataclasses.replace(request, methods=request.methods or penalised)
+        recipes = METHODS if request.replay else ("noisy-expert",)
+        named[preset] = [cell for recipe in recipes for cell in table(recipe, only)]
     return named
 
 
@@ -94,29 +97,23 @@ def table(recipe: str, request: Request) -> list[Cell]:
     if recipe == "full-replay" and ORACLE in (request.methods or ()):
         raise InputError("full-replay has no oracle: nobody knows which rows of a replay are clean")
     cells = []
-    for env in request.envs:
-        for method in request.methods or METHODS[recipe]:
-            for settings in rows(method, request):
-                trained_on: TrainedOn = "clean" if method == ORACLE else "task"
-                name = "bc" if method == ORACLE else method
-                for seed in request.seeds:
-                    key = DataKey(
-                        env,
-                        recipe,
-                        seed,
-                        trained_on,
-                        request.pool,
-                        request.disjoint,
-                        replay_folder(recipe, env, request),
-                    )
-                    algorithm = make_algorithm(name, settings)
-                    length, schedule, precision = request.iterations, request.schedule, request.precision
-                    cells.append(Cell(key, method, algorithm, length, schedule, precision=precision))
+    for env, method in itertools.product(request.envs, request.methods or METHODS[recipe]):
+        trained_on: TrainedOn = "clean" if method == ORACLE else "task"
+        replay = replay_folder(recipe, env, request)
+        for settings, seed in itertools.product(rows(method, request), request.seeds):
+            data = DataKey(env, recipe, seed, trained_on, request.pool, request.disjoint, replay)
+            algorithm = make_algorithm(algorithm_of(method), settings)
+            length, schedule, precision = request.iterations, request.schedule, request.precision
+            cells.append(Cell(data, method, algorithm, length, schedule, precision=precision))
     return cells
 
 
+def algorithm_of(method: str) -> str:
+    return "bc" if method == ORACLE else method
+
+
 def replay_folder(recipe: str, env: str, request: Request) -> str | None:
-    """With several environments `collect` writes a folder for each; a lone one's files are in the folder itself."""
+    """`collect` writes a folder for each of several environments, and a single one into the folder itself."""
     if recipe != "full-replay" or request.replay is None:
         return None
     own = Path(request.replay, env)
@@ -124,19 +121,21 @@ def replay_folder(recipe: str, env: str, request: Request) -> str | None:
 
 
 def rows(method: str, request: Request) -> list[dict[str, Any]]:
-    """The settings of a method's rows: one for each penalty where the paper has them, and the user's own over all."""
-    name = "bc" if method == ORACLE else method
+    """The settings of a method's rows: one row for each penalty where the paper has them, all with the user's own."""
+    name = algorithm_of(method)
     given = {}
     for key, value in request.settings.items():
         algorithm, _, setting = key.rpartition(".")
         if algorithm == name or (not algorithm and setting in field_types(name)):
             given[setting] = value
-    penalties = [{"gradient_penalty": value} for value in request.penalties] if method in PENALISED else [{}]
+    penalties: list[dict[str, Any]] = [{}]
+    if method in REGISTRY and REGISTRY[method].about.penalised:
+        penalties = [{"gradient_penalty": value} for value in request.penalties]
     return [{**penalty, **given} for penalty in penalties]
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """`NAME=VALUE` for every algorithm that has the setting, `ALGORITHM.NAME=VALUE` for one."""
+    """Read `NAME=VALUE`, for every algorithm that has the setting, and `ALGORITHM.NAME=VALUE`, for one."""
     parsed = {}
     for text in texts:
         key, separator, value = text.partition("=")
@@ -153,13 +152,14 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         try:
             parsed[key] = read_value(kinds[0], value)
         except ValueError:
-            raise InputError(f"--set {text}: {value!r} is no value for {setting}") from None
+            raise InputError(f"--set {text}: {value!r} is not a value for {setting}") from None
     return parsed
 
 
 def read_value(kind: Any, text: str) -> Any:
     if typing.get_origin(kind) is tuple:
-        return tuple(int(part) for part in text.split(",") if part)
+        number = typing.get_args(kind)[0]
+        return tuple(number(part) for part in text.split(",") if part)
     if typing.get_origin(kind) is typing.Literal:
         if text not in typing.get_args(kind):
             raise ValueError

@@ -1,24 +1,25 @@
-"""`demosift reproduce`: a preset's grid, run or continued, and the report made of it."""
+"""`demosift reproduce`: run or continue a preset's grid, then write the report."""
 
-import json
+import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
-from demosift.experiments.coverage import write_coverage
-from demosift.experiments.display import View, duration
+from demosift.experiments.coverage import measure_coverage
+from demosift.experiments.display import View
 from demosift.experiments.local import run_local
 from demosift.experiments.plan import identify, plan
 from demosift.experiments.prepare import Preparation
-from demosift.experiments.presets import PRESETS, Request, grids
+from demosift.experiments.presets import Request, grids, row_facts
 from demosift.experiments.program import CHECKPOINT_SECONDS, Planned
-from demosift.experiments.sac_curves import gather_sac_curves
 from demosift.experiments.store import Store
+from demosift.files import atomic_write
+from demosift.progress import duration
 from demosift.report.page import write_report
+from demosift.results.cell import SAC_CURVES
 from demosift.types import InputError
 
 Engine = Literal["local", "ray"]
@@ -40,26 +41,22 @@ def reproduce(
 ) -> tuple[dict[str, Any], str]:
     """Run what is left of a preset, then write the report. The same call continues after a kill or a time limit.
 
-    What is asked for becomes the grid that the tables show; with `add`, beside what the grid has already.
+    The cells asked for become the grid that the tables show; with `add` they join those it has already.
     """
-    if preset not in PRESETS:
-        raise InputError(f"unknown preset {preset!r}: there are {', '.join(PRESETS)}")
+    wanted = grids(preset, request)
     deadline = None if time_limit is None else time.monotonic() + time_limit
     console = console or Console(stderr=True)
     store = Store(out)
     answer: dict[str, Any] = {"out": str(out), "preset": preset}
     lines = []
-    wanted = grids(preset, request)
-    complete = True
     if wanted:
         earlier = {name: store.read_grid(name) if add else [] for name in wanted}
         store.sweep()
         preparation = Preparation(store.path / "data")
         planned: dict[str, Planned] = {}
         with console.status("") as status:
-            tell: Callable[[str], None] = lambda what: status.update(f"making the data of {what}")  # noqa: E731
             for name, cells in wanted.items():
-                found = identify(cells, preparation, tell)
+                found = identify(cells, preparation, store, lambda what: status.update(f"making the data of {what}"))
                 store.write_grid(name, [*earlier[name], *(each.id for each in found)])
                 planned |= {each.id: each for each in found}
         programs = plan(list(planned.values()), store, max_members)
@@ -73,7 +70,7 @@ def reproduce(
             else:
                 run = partial(run_local, num_workers=num_workers)
             complete = run(programs, store, view, deadline=deadline, checkpoint_seconds=checkpoint_seconds)
-        failed = {cell_id: reason for cell_id in planned if (reason := read_failure(store, cell_id)) is not None}
+        failed = {cell_id: reason for cell_id in planned if (reason := store.failure_reason(cell_id)) is not None}
         answer |= {"cells": len(planned), "done": view.done, "ran": left, "failed": failed, "complete": complete}
         lines.append(
             f"{view.done} of {len(planned)} cells done"
@@ -84,19 +81,27 @@ def reproduce(
         if not complete:
             lines.append("stopped at the time limit; the same command continues")
     if preset in ("coverage", "all"):
-        write_coverage(store.path, request)
+        measure_coverage(store.path, request)
     if preset == "sac-curves" or (preset == "all" and request.replay):
         gather_sac_curves(request, store.path)
     if preset in ("coverage", "sac-curves") or answer.get("done"):
-        answer["page"] = str(write_report(store.path))
+        answer["page"] = str(write_report(store.path, row_facts()))
         lines.append(f"Look at {answer['page']}")
     return answer, "\n".join(lines)
 
 
-def read_failure(store: Store, cell_id: str) -> str | None:
-    """The last line of why a cell failed."""
-    try:
-        content = json.loads(store.failure_file(cell_id).read_text(encoding="utf-8"))
-        return str(content["failure"]).strip().splitlines()[-1]
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
+def gather_sac_curves(request: Request, out: Path) -> None:
+    """Copy each environment's `curve.jsonl`, written by `collect`, to `sac-curves/ENV.jsonl`; the report draws them."""
+    command = f"demosift collect {' '.join(request.envs)} --seeds 4 --out DIR"
+    if request.replay is None:
+        raise InputError(f"sac-curves needs a folder that collect wrote (--replay DIR); make one with: {command}")
+    folder = Path(request.replay)
+    for env in request.envs:
+        candidates = [folder / env / "curve.jsonl", folder / f"{env}.jsonl"]
+        if len(request.envs) == 1:
+            candidates.append(folder / "curve.jsonl")
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise InputError(f"{candidates[0]}: no such curve; make it with: {command}")
+        with atomic_write(out / SAC_CURVES / f"{env}.jsonl") as temporary:
+            shutil.copyfile(found, temporary)

@@ -1,7 +1,7 @@
-"""The results folder: what is finished, what failed, and what is under way.
+"""The results folder of a grid: which cells are finished, failed, or running.
 
 cells/ID.json            a finished cell, sealed (`demosift.results.cell`)
-failures/ID.json         a cell that failed, with the traceback; it is tried again by the next command
+failures/ID.json         a cell that failed, with the traceback; the next command tries it again
 unfinished/PROGRAM/      program.json and the newest two checkpoints of cells that train together
 grids/NAME.json          the ids of the cells that a preset asked for
 """
@@ -15,16 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from demosift.files import atomic_write, is_partial, write_json
-from demosift.results.cell import CELLS, FAILURES, FORMAT, GRIDS, UNFINISHED, canonical, read_cell, seal
-from demosift.results.folder import read_grids
-from demosift.results.reading import Unusable
-from demosift.results.run import RunFolder
+from demosift.files import Unusable, canonical, is_partial, write_json
+from demosift.results import cell
+from demosift.results.cell import CELLS, FAILURES, GRIDS, UNFINISHED
+from demosift.results.checkpoint import Checkpoint, CheckpointFolder
 from demosift.types import InputError
-
-PROGRESS = "progress"  # the checkpoint's entry for what was measured so far, as bytes of JSON
-
-Checkpoint = tuple[int, dict[str, np.ndarray], dict[str, Any]]  # iteration, networks, progress
 
 
 class Store:
@@ -37,40 +32,58 @@ class Store:
         return self.path / CELLS / f"{cell_id}.json"
 
     def finished(self, cell_id: str) -> bool:
-        """Whether the cell's file is there and whole; a damaged one is made again."""
+        """Whether the cell's file exists and is whole; a damaged cell is run again."""
         path = self.cell_file(cell_id)
         try:
-            return path.is_file() and bool(read_cell(path, path.name))
+            return path.is_file() and bool(cell.read_cell(path, path.name))
         except Unusable:
             return False
 
+    def knows(self, cell_id: str, data: Mapping[str, Any]) -> bool:
+        """Whether the cell is running, or finished on data of this description."""
+        path = self.cell_file(cell_id)
+        try:
+            if path.is_file() and cell.read_cell(path, path.name)["data"] == data:
+                return True
+        except Unusable:
+            pass
+        return any(cell_id in ids for ids in self.unfinished())
+
     def write_cell(self, content: Mapping[str, Any]) -> None:
-        with atomic_write(self.cell_file(content["id"])) as temporary:
-            temporary.write_text(lines_of(seal({"format": FORMAT, **content})), encoding="utf-8")
+        cell.write_cell(self.cell_file(content["id"]), content)
         self.failure_file(content["id"]).unlink(missing_ok=True)
 
     def failure_file(self, cell_id: str) -> Path:
         return self.path / FAILURES / f"{cell_id}.json"
 
     def write_failure(self, content: Mapping[str, Any]) -> None:
-        write_json(self.failure_file(content["id"]), dict(content))
+        cell.write_failure(self.failure_file(content["id"]), content)
+
+    def failure_reason(self, cell_id: str) -> str | None:
+        """The last line of a failed cell's traceback."""
+        path = self.failure_file(cell_id)
+        try:
+            return cell.read_failure(path, path.name).reason
+        except Unusable:
+            return None
 
     def write_grid(self, name: str, ids: Iterable[str]) -> None:
         """Which cells a grid's tables show."""
-        write_json(self.path / GRIDS / f"{name}.json", {"grid": name, "cells": sorted(set(ids))})
+        cell.write_grid(self.grid_file(name), ids)
 
     def read_grid(self, name: str) -> list[str]:
-        grids, problems = read_grids(self.path / GRIDS)
-        for problem in problems:
-            if problem.startswith(f"{GRIDS}/{name}.json:"):
-                raise InputError(problem)
-        return grids.get(name, [])
+        path = self.grid_file(name)
+        return cell.read_grid(path, f"{GRIDS}/{path.name}") if path.exists() else []
 
-    def checkpoints(self, ids: Sequence[str]) -> "Keeper":
-        return Keeper(self.path / UNFINISHED / program_id(ids), ids)
+    def grid_file(self, name: str) -> Path:
+        return self.path / GRIDS / f"{name}.json"
+
+    def program(self, ids: Sequence[str]) -> "Unfinished":
+        """The program of these cells, in this order."""
+        return Unfinished(self.path / UNFINISHED / program_id(ids), ids)
 
     def unfinished(self) -> list[list[str]]:
-        """The cells of every program under way, in the order of their members."""
+        """The cells of every unfinished program, in the order of its members."""
         found = []
         for path in sorted((self.path / UNFINISHED).glob("*/program.json")):
             try:
@@ -82,58 +95,44 @@ class Store:
         return found
 
     def sweep(self) -> None:
-        """Remove what killed processes left half written."""
+        """Remove files that killed processes left half written."""
         for folder in (CELLS, FAILURES, GRIDS, UNFINISHED):
             for path in (self.path / folder).rglob("*"):
                 if is_partial(path):
                     path.unlink(missing_ok=True)
 
 
-def lines_of(content: Mapping[str, Any]) -> str:
-    """JSON with a line for every key and every evaluation: small, and its changes can be read."""
-    lines = []
-    for key in sorted(content):
-        value = content[key]
-        if key == "evaluations":
-            text = "[\n  " + ",\n  ".join(canonical(row) for row in value) + "\n ]"
-        else:
-            text = canonical(value)
-        lines.append(f' "{key}": {text}')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def program_id(ids: Sequence[str]) -> str:
     return hashlib.sha256(canonical(list(ids)).encode()).hexdigest()[:16]
 
 
-class Keeper:
-    """The checkpoints of one program, in its own folder. One file holds the networks and what was measured so far."""
+class Unfinished:
+    """An unfinished program, in a folder of its own: which cells it trains, and its checkpoints."""
 
     def __init__(self, path: Path, ids: Sequence[str]) -> None:
         self.path, self.ids = path, list(ids)
-        self.folder = RunFolder(path)
+        self.folder = CheckpointFolder(path / "checkpoint")
 
-    def load(self) -> Checkpoint | None:
-        found = self.folder.read_checkpoint()
-        if found is None:
-            return None
-        iteration, arrays = found
-        return iteration, arrays, json.loads(arrays.pop(PROGRESS).tobytes())
+    def read(self) -> Checkpoint | None:
+        found = self.folder.read()
+        if found is not None and "failures" not in found.note:  # an earlier release noted them with each member only
+            failed = {i: each["failure"] for i, each in enumerate(found.note["members"]) if each["failure"]}
+            found.note["failures"] = failed
+        return found
 
-    def keep(self, iteration: int, arrays: Mapping[str, np.ndarray], progress: Mapping[str, Any]) -> None:
+    def write(self, position: int, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any]) -> None:
         if not (self.path / "program.json").exists():
             write_json(self.path / "program.json", {"cells": self.ids})
-        told = np.frombuffer(json.dumps(progress, allow_nan=False).encode(), np.uint8)
-        self.folder.write_checkpoint(iteration, {**arrays, PROGRESS: told})
+        self.folder.write(position, arrays, note)
 
-    def split(self, half: int, first: "Keeper", second: "Keeper") -> None:
-        """Hand what was reached to two programs that share the members between them."""
-        checkpoint = self.load()
-        if checkpoint is not None:
-            iteration, arrays, progress = checkpoint
-            for keeper, part in ((first, slice(half)), (second, slice(half, None))):
-                own = {**progress, "members": progress["members"][part]}
-                keeper.keep(iteration, {name: array[part] for name, array in arrays.items()}, own)
+    def split(self, half: int, first: "Unfinished", second: "Unfinished") -> None:
+        """Divide the checkpoint between two programs that share the members between them."""
+        if (found := self.read()) is not None:
+            members, failures = found.note["members"], {int(i): why for i, why in found.note["failures"].items()}
+            for other, part in ((first, range(half)), (second, range(half, len(members)))):
+                own = {i - part.start: failures[i] for i in part if i in failures}
+                note = {**found.note, "members": [members[i] for i in part], "failures": own}
+                other.write(found.position, {n: a[part.start : part.stop] for n, a in found.arrays.items()}, note)
         self.discard()
 
     def discard(self) -> None:

@@ -2,16 +2,18 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.networks import Policy
 from demosift.types import InputError, Transitions
 
 Metrics = dict[str, Float[Array, ""]]
 State = Any  # each algorithm's own named tuple
+A = TypeVar("A")
 
 
 class Batch(NamedTuple):
@@ -25,18 +27,19 @@ class Batch(NamedTuple):
     supplementary: Transitions
     initial: Transitions  # rows that start an episode
     uniform: Float[Array, "2 rows 1"]  # two numbers in [0, 1) for each row, for whatever needs chance
-    weight: Float[Array, "rows"] | None = None  # of the union's rows, where scores were given with the data
+    weight: Float[Array, "rows"] | None = None  # weights of the union's rows, where they come with the data
 
 
 class Algorithm(Protocol):
-    """The contract.
+    """The contract. A class needs a name, fields and the first four methods; `@algorithm` adds the rest.
 
     `iteration` counts from 0 and is shared by all members, so a `cond` on it stays a branch under vmap.
     """
 
-    name: ClassVar[str]
-    needs_supplementary: ClassVar[bool]
-    mean_limit: ClassVar[float]  # where the policy's mean is clipped, before tanh
+    name: ClassVar[str]  # on the command line and in files
+    about: ClassVar[About]  # by default the name alone
+    needs_supplementary: ClassVar[bool]  # by default true
+    takes_weights: ClassVar[bool]  # whether weights that come with the data replace its own; by default false
 
     @property
     def batch_size(self) -> int: ...
@@ -45,7 +48,7 @@ class Algorithm(Protocol):
     def hidden(self) -> tuple[int, ...]: ...
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        """Networks that fit the batch's sizes."""
+        """The initial networks, in sizes that fit the batch."""
         ...
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]: ...
@@ -53,48 +56,67 @@ class Algorithm(Protocol):
     def policy(self, state: State) -> Policy: ...
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
-        """How much each of these rows of the union is worth imitating, by the current networks."""
+        """How much each of these rows is worth imitating, by the current networks."""
+        ...
+
+    def work(self) -> list[Work]:
+        """The matrix products that one iteration needs, network by network; by default those of cloning."""
         ...
 
 
 REGISTRY: dict[str, type[Algorithm]] = {}
-"""Every algorithm that can be named: on the command line, in a grid, in a run's config."""
+"""Every algorithm that can be named on the command line, in a grid or in a run's config."""
 
 
-def register(cls: type[Algorithm]) -> type[Algorithm]:
-    """Make an algorithm known by its name."""
-    REGISTRY[cls.name] = cls
+def register(cls: type[A]) -> type[A]:
+    """Make an algorithm available by its name. It may come from another package."""
+    REGISTRY[cast("type[Algorithm]", cls).name] = cast("type[Algorithm]", cls)
     return cls
 
 
+def facts() -> dict[str, About]:
+    """How every registered algorithm is shown. The report is given this, since it does not import the algorithms."""
+    return {name: cls.about for name, cls in REGISTRY.items()}
+
+
 def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
-    """The registered algorithm with these settings; a name or a setting that does not exist is refused."""
+    """The registered algorithm with these settings. Unknown names and settings are refused."""
     if name not in REGISTRY:
-        raise InputError(f"unknown algorithm {name!r}; there are {', '.join(REGISTRY)}")
+        raise InputError(f"unknown algorithm {name!r}; choose one of {', '.join(REGISTRY)}")
     cls, settings = REGISTRY[name], settings or {}
     known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(settings) - known)
     if unknown:
-        raise InputError(f"{name} has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise InputError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
     return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
 
 
-A = TypeVar("A")
+def number_fields(cls: type) -> list[str]:
+    """The hyper-parameters in which members of one program may differ: those annotated `float`."""
+    return [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
 
 
 @dataclass_transform(frozen_default=True)
 def algorithm(cls: type[A]) -> type[A]:
-    """Make a class of hyper-parameters a frozen dataclass and a pytree.
+    """Make a class of hyper-parameters a frozen dataclass and a pytree, and add the defaults of the contract.
 
     Float fields become leaves, so members can differ in them inside one program; everything else shapes the program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    leaves = [field.name for field in fields if field.type in (float, "float")]
-    static = [field.name for field in fields if field.name not in leaves]
+    leaves = number_fields(cls)
+    static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]  # type: ignore[arg-type]
+    defaults = {
+        "about": About(getattr(cls, "name", cls.__name__)),
+        "needs_supplementary": True,
+        "takes_weights": False,
+        "work": lambda self: [cloning_work(self.batch_size, self.hidden)],
+    }
+    for name, default in defaults.items():
+        if not hasattr(cls, name):
+            setattr(cls, name, default)
 
-    # Not `register_dataclass`: its trees compare equal whatever the class, so that `jit`, which finds programs by hash
-    # and then by equality, could run BC's program for NBCU. Here the class is part of what is compared.
+    # Not `register_dataclass`: its trees compare equal whatever the class. `jit` finds programs by hash and equality,
+    # so it could run BC's program for NBCU. Here the class is part of what is compared.
     def flatten(self: A) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(self, name) for name in leaves], (cls, *(getattr(self, name) for name in static))
 

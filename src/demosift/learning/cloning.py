@@ -1,4 +1,4 @@
-"""Cloning: a policy, and one step of it down the weighted loss."""
+"""Cloning: a policy, and one step down its weighted loss."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from demosift.types import Transitions
 
 
 def init_cloner(batch: Batch, hidden: tuple[int, ...], key: PRNGKeyArray) -> Learner:
-    """The policy of BC, NBCU and WBCU: Glorot-uniform in every layer, unlike DemoDICE's (as in the paper's code)."""
+    """The policy of BC, NBCU and WBCU: Glorot-uniform in every layer, as in the paper's code and unlike DemoDICE's."""
     return start(init_policy(key, batch.union.obs, batch.union.action, hidden, glorot_uniform))
 
 

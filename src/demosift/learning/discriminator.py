@@ -1,4 +1,4 @@
-"""The discriminator of (s, a): its step, and the weight that its logit becomes."""
+"""The discriminator of (s, a): its step, and the weight made of its logit."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from demosift.learning.losses import (
     PENALTY_RATES,
     RATIOS,
     between_expert_and_union,
+    discriminator_accuracy,
     discriminator_loss,
     effective_share,
     gradient_penalty,
@@ -23,6 +24,7 @@ from demosift.learning.networks import (
     state_action,
     value_and_slope,
 )
+from demosift.types import Transitions
 
 Logits = Float[Array, "rows"]
 
@@ -36,8 +38,8 @@ def init_discriminator(
 
 def discriminate(
     discriminator: Learner, batch: Batch, learning_rate: float, coefficient: float, penalty: str
-) -> tuple[Learner, Float[Array, ""], Logits, Logits]:
-    """One step of the discriminator. Returns it with its loss and the logits of both batches from before the step."""
+) -> tuple[Learner, Logits, Metrics]:
+    """One step of the discriminator. Returns it with the union's logits and the metrics from before the step."""
     x_expert = state_action(batch.expert.obs, batch.expert.action)
     x_union = state_action(batch.union.obs, batch.union.action)
     between = between_expert_and_union(batch.uniform[0], x_expert, x_union)
@@ -49,13 +51,19 @@ def discriminate(
         return discriminator_loss(z_expert, z_union) + coefficient * penalised, (z_expert, z_union)
 
     (value, (z_expert, z_union)), gradient = jax.value_and_grad(loss, has_aux=True)(discriminator.params)
-    return descend(discriminator, gradient, learning_rate), value, z_expert, z_union
+    metrics = {"discriminator_loss": value, "discriminator_accuracy": discriminator_accuracy(z_expert, z_union)}
+    return descend(discriminator, gradient, learning_rate), z_union, metrics
 
 
 def ratio_weight(z: Logits, ratio: str, threshold: float) -> Float[Array, "rows"]:
     """c/(1-c) where it reaches the threshold (the paper's delta), else zero."""
     weight = RATIOS[ratio](z)
     return jnp.where(weight >= threshold, weight, 0.0)
+
+
+def weigh_rows(discriminator: Learner, rows: Transitions, ratio: str, threshold: float) -> Float[Array, "rows"]:
+    z = scalar(discriminator.params, state_action(rows.obs, rows.action))
+    return ratio_weight(z, ratio, threshold)
 
 
 def weight_metrics(weight: Float[Array, "rows"]) -> Metrics:

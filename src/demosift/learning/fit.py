@@ -1,11 +1,10 @@
-"""`fit`: trains every setting with every seed together, and keeps the run's folder, metrics and checkpoints."""
+"""`fit` trains every setting with every seed together, and keeps the run's folder, metrics and checkpoints."""
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,44 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from demosift.data import check_pair
-from demosift.data.formats.hdf5 import action_bounds
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.files import plain, provenance
-from demosift.learning import networks
-from demosift.learning.algorithm import Algorithm, Batch, State, make_algorithm
-from demosift.learning.members import (
-    Precision,
-    advance,
-    check_precision,
-    fill,
-    init_members,
-    named_arrays,
-    stack_members,
-    stated,
-)
-from demosift.policy import Layer, Policy
+from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, State, make_algorithm
+from demosift.learning.members import Precision, check_precision, every_member, fill, stated
+from demosift.learning.program import Program
+from demosift.learning.runner import Callback, Evaluator, HostMetrics, Schedule, due, finite_members, run
+from demosift.policy import Policy
+from demosift.progress import Progress
+from demosift.results.checkpoint import Note
 from demosift.results.run import Row, Run, RunFolder
 from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
-
-HostMetrics = dict[str, Float[np.ndarray, "members"]]
-
-
-class Evaluator(Protocol):
-    """Evaluates a policy while training goes on (`demosift.simulation.evaluation.Evaluator` is one)."""
-
-    every: int
-
-    def describe(self) -> Row:
-        """What identifies the evaluation: environment, episodes, seed."""
-        ...
-
-    def submit(self, policy: Policy, iteration: int) -> Callable[[], list[Row]]:
-        """Start evaluating; the result, when called, waits for a row per member."""
-        ...
 
 
 class Tracker(Protocol):
@@ -74,14 +48,20 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     tracker: Tracker | None = None,
+    callbacks: Sequence[Callback] = (),
+    task: str | None = None,
     progress: bool | None = None,
 ) -> Run:
     """Train every setting with every seed, together.
 
     `algorithm`: one, or several of the same class that differ in numbers only (penalties, thresholds, learning rates).
-    `data`: one for all, or one per seed. `seeds`: how many, or which. With `out` the run streams to that folder,
-    checkpoints every `checkpoint_every` iterations, and with `resume` continues from there. `precision`: bfloat16 is
-    faster on a GPU. `progress`: None shows a bar on a terminal.
+    `data`: one dataset for all seeds, or one per seed. `seeds`: how many, or which. With `out` the run is written to
+    that folder as it goes, with a checkpoint every `checkpoint_every` iterations, from which `resume` continues.
+    `precision`: bfloat16 is faster on a GPU. `task` names the task from which the data was drawn, so that a report can
+    group its seeds. `progress`: None shows a bar on a terminal.
+
+    A member whose parameters are no longer finite is left out of the policy, with a warning; the reason is in
+    `config["failures"]`.
     """
     settings = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
@@ -103,6 +83,7 @@ def fit(
         "checkpoint_every": checkpoint_every,
         "evaluation": None if evaluator is None else evaluator.describe(),
         "environment": None if environment is None else dataclasses.asdict(environment),
+        **({} if task is None else {"task": task}),
         **provenance(),
         "device": jax.devices()[0].device_kind,
     }
@@ -110,51 +91,108 @@ def fit(
     if folder is not None:
         folder.claim(config, resume)
 
-    members = stack_members(settings, seeds, sources, normalisers)
-    state = init_members(members)
-    to_policy = functools.partial(make_policy, settings[0], normalisers, len(settings), environment, config)
-    position, rows = 0, []
-    if folder is not None and (checkpoint := folder.read_checkpoint()):
-        position, arrays = checkpoint
-        state = fill(state, arrays)
-        rows = folder.cut_metrics(position)
-    elif folder is not None:
-        rows = folder.cut_metrics(0)
-
-    def record(new: list[Row]) -> None:
-        rows.extend(new)
-        if folder is not None:
-            folder.append_metrics(new)
-        if tracker is not None:
-            tracker.log(new)
-
+    program = Program(every_member(settings, seeds, sources, normalisers, environment), precision)
+    every = None if evaluator is None else evaluator.every
+    recorder = Recorder(folder, tracker, len(program), lambda position: due(position, every, iterations))
     began = time.monotonic()
-    pending: Callable[[], list[Row]] | None = None
-    with progress_bar(settings[0].name, position, iterations, progress) as advance_bar:
-        if evaluator is not None and position and (position % evaluator.every == 0 or position == iterations):
-            pending = evaluator.submit(to_policy(state), position)  # the checkpoint was written before its result
-        while position < iterations:
-            steps = min(log_every - position % log_every, iterations - position)
-            state, metrics = advance(members, state, position, steps, precision)
-            metrics = {name: np.asarray(values) for name, values in metrics.items()}
-            if pending is not None:
-                record(pending())
-                pending = None
-            position += steps
-            record(metric_rows(position, metrics))
-            advance_bar(position, metrics, len(config["members"]))
-            last = position == iterations
-            if folder is not None and (position % checkpoint_every == 0 or last):
-                folder.write_checkpoint(position, named_arrays(state))
-            if evaluator is not None and (position % evaluator.every == 0 or last):
-                pending = evaluator.submit(to_policy(state), position)
-        if pending is not None:
-            record(pending())
+    with Progress(progress) as display:
+        outcome = run(
+            program,
+            Schedule(iterations, chunk=log_every, checkpoint_every=checkpoint_every),
+            evaluator=evaluator,
+            evaluated=recorder.evaluated,
+            checkpoints=None if folder is None else folder.checkpoints,
+            callbacks=[recorder, Bar(display, settings[0].name, iterations, len(program)), *callbacks],
+        )
     config["wall_seconds"] = round(time.monotonic() - began, 1)
-    run = Run(config, to_policy(state), rows, named_arrays(state))
+    policy, failures = finite_policy(program, outcome.failures)
+    if failures:
+        config["failures"] = {str(member): reason for member, reason in failures.items()}
+        for member, reason in failures.items():
+            warnings.warn(f"{settings[0].name}, member {member}: {reason}", stacklevel=2)
+    config["iterations"] = outcome.position  # fewer where a callback stopped the run
+    metadata = {"algorithm": settings[0].name, "iterations": str(outcome.position)}
+    trained = Run(config, dataclasses.replace(policy, metadata=metadata), recorder.rows, program.capture())
     if folder is not None:
-        folder.finish(run)
-    return run
+        folder.finish(trained)
+    return trained
+
+
+class Recorder(Callback):
+    """Keeps what is measured: in memory, in the run's folder, and with a tracker."""
+
+    def __init__(
+        self, folder: RunFolder | None, tracker: Tracker | None, num_members: int, due: Callable[[int], bool]
+    ) -> None:
+        """`due` says which iterations this run evaluates; a shorter run that it continues had one more, at its end."""
+        self.folder, self.tracker, self.num_members, self.due = folder, tracker, num_members, due
+        self.rows: list[Row] = []
+        self.failures: set[int] = set()
+
+    def on_start(self, position: int, note: Note) -> None:
+        self.failures = {int(member) for member in note.get("failures", {})}
+        if self.folder is not None:
+            self.rows = self.folder.cut_metrics(position, self.due(position))
+
+    def evaluated(self, position: int) -> bool:
+        """Whether every member's evaluation is there. If a kill cut some off, the others are dropped as well."""
+        own = {row["member"] for row in self.rows if "returns" in row and row["iteration"] == position}
+        complete = own | self.failures == set(range(self.num_members))
+        if own and not complete and self.folder is not None:
+            self.rows = self.folder.cut_metrics(position, evaluated=False)
+        return complete
+
+    def record(self, rows: list[Row]) -> None:
+        self.rows.extend(rows)
+        if self.folder is not None:
+            self.folder.append_metrics(rows)
+        if self.tracker is not None:
+            self.tracker.log(rows)
+
+    def on_log(self, position: int, metrics: HostMetrics) -> None:
+        self.record(metric_rows(position, metrics))
+
+    def on_evaluation(self, position: int, rows: list[Row]) -> None:
+        self.record(rows)
+
+    def on_failure(self, member: int, reason: str) -> None:
+        self.failures.add(member)
+
+
+class Bar(Callback):
+    """A progress bar with the rate and the losses."""
+
+    def __init__(self, display: Progress, name: str, iterations: int, num_members: int) -> None:
+        self.line = display.line(name, iterations, text="compiling")
+        self.num_members, self.losses = num_members, ""
+
+    def on_start(self, position: int, note: Note) -> None:
+        self.began, self.start = time.monotonic(), position
+        self.line.update(position)
+
+    def on_advance(self, position: int) -> None:
+        rate = (position - self.start) * self.num_members / (time.monotonic() - self.began)
+        self.line.update(position, f"{rate:,.0f} it/s  {self.losses}")
+
+    def on_log(self, position: int, metrics: HostMetrics) -> None:
+        self.losses = "  ".join(
+            f"{key.removesuffix('_loss')} {np.nanmean(value):.3g}"
+            for key, value in metrics.items()
+            if key.endswith("_loss") and not np.isnan(value).all()
+        )
+
+
+def finite_policy(program: Program, failures: Mapping[int, str]) -> tuple[Policy, dict[int, str]]:
+    """The policy of the members that did not diverge, and why the others failed."""
+    ((members, policy),) = program.policies()
+    finite = finite_members(policy)
+    found = dict(failures)
+    for member in np.array(members)[~finite].tolist():
+        found.setdefault(member, "diverged: at the end the policy's parameters are not finite")
+    alive = [member for member in members if member not in found]
+    if not alive:
+        raise InputError(f"{program.algorithm.name}: every member diverged; {next(iter(found.values()))}")
+    return (policy if not found else policy.members(alive)), dict(sorted(found.items()))
 
 
 def check_request(
@@ -206,8 +244,9 @@ def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None
     given = [source.weight for source in sources if source.weight is not None]
     if not given:
         return
-    if not getattr(setting, "takes_weights", False):
-        raise InputError(f"{setting.name}: finds its own weights; those given with the data are for wbcu-two-stage")
+    if not setting.takes_weights:
+        takers = ", ".join(name for name, cls in REGISTRY.items() if cls.takes_weights)
+        raise InputError(f"{setting.name}: finds its own weights; those given with the data are for {takers}")
     if len(given) < len(sources):
         raise InputError("fit: some of the datasets come with weights and some do not")
     for source, weight in zip(sources, given, strict=True):
@@ -217,56 +256,32 @@ def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None
 
 
 def with_bounds_of(source: Demonstrations, environment: EnvironmentSpec | None) -> EnvironmentSpec | None:
-    """The environment with the bounds that the data's actions were scaled by, where the data states them."""
-    bounds = action_bounds(source.expert)
+    """The environment with the bounds by which the data's actions were scaled, where they are known."""
+    bounds = source.expert.bounds
     if environment is None or bounds is None:
         return environment
     return dataclasses.replace(environment, action_low=tuple(bounds.low), action_high=tuple(bounds.high))
 
 
-def make_policy(
-    setting: Algorithm,
-    normalisers: Sequence[Normaliser],
-    num_settings: int,
-    environment: EnvironmentSpec | None,
-    config: Row,
-    state: State,
-) -> Policy:
-    """The members' policies as the NumPy object that acts, is saved and travels."""
-    network = jax.device_get(setting.policy(state))
-    kind = "tanh-gaussian" if isinstance(network, networks.TanhGaussian) else "categorical"
-    num_members = len(config["members"])
-    stacked = [np.stack(parts) for parts in zip(*normalisers, strict=True)]
-    shift, scale = (np.tile(part, (num_members // len(part), 1)) for part in stacked)
-    return Policy(
-        kind=kind,
-        layers=tuple(Layer(np.asarray(layer.kernel), np.asarray(layer.bias)) for layer in network.layers),
-        shift=shift,
-        scale=scale,
-        mean_limit=setting.mean_limit if kind == "tanh-gaussian" else None,
-        environment=environment,
-        metadata={"algorithm": setting.name, "iterations": str(config["iterations"])},
-    )
-
-
-WEIGH_ROWS = 16_384  # at a time, so that a pile of millions needs little memory
+WEIGH_ROWS = 16_384  # rows at a time, so that millions of them need little memory
 
 
 def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
-    """How much each row of the union is worth imitating, by each member's networks at the end of the run."""
+    """How much each row of the union is worth imitating, according to each of the policy's members."""
     if run.state is None:
         raise InputError("weigh: the run has no checkpoint, so its discriminator is gone")
     if any("weight_sha256" in source for source in run.config["data"]):
-        raise InputError("weigh: the run was trained on given weights; its discriminator never was")
+        raise InputError("weigh: the run was trained on given weights; its discriminator was never trained")
     members = [dict(member) for member in run.members]
     seeds = [member.pop("seed") for member in members]
+    alive = [member for member in range(len(members)) if str(member) not in run.config.get("failures", {})]
     settings = [make_algorithm(member.pop("algorithm"), member) for member in members]
     algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *settings)
     union = data.union
     shapes = Transitions(*(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in union))
     batch = Batch(shapes, shapes, shapes, shapes, jnp.zeros((2, 1, 1)))
     state = jax.eval_shape(jax.vmap(lambda a, s: a.init(batch, jax.random.key(s))), algorithm, jnp.asarray(seeds))
-    state = fill(state, run.state)
+    algorithm, state = jax.tree.map(lambda leaf: leaf[np.array(alive)], (algorithm, fill(state, run.state)))
     normaliser = Normaliser(run.policy.shift, run.policy.scale)
 
     @jax.jit
@@ -297,44 +312,20 @@ def describe(setting: Algorithm) -> Row:
 
 
 def describe_data(source: Demonstrations) -> Row:
-    """Enough to recognise the data again: sizes and a fingerprint of what is trained on."""
+    """Enough to recognise the data: sizes, and digests of the rows and of where sets and episodes end."""
     sha = hashlib.sha256()
     for array in source.union:
         sha.update(np.ascontiguousarray(array).tobytes())
     parts = {"expert": source.expert, "supplementary": source.supplementary}
+    ends = hashlib.sha256()
+    for part in parts.values():
+        ends.update(b"none" if part is None else np.packbits(part.timeout).tobytes() + str(len(part)).encode())
     given = {} if source.weight is None else {"weight_sha256": hashlib.sha256(source.weight.tobytes()).hexdigest()}
     return {
         "sha256": sha.hexdigest(),
+        "ends_sha256": ends.hexdigest(),
         **given,
         **{
             name: {"rows": len(part), "episodes": part.num_episodes} for name, part in parts.items() if part is not None
         },
     }
-
-
-@contextlib.contextmanager
-def progress_bar(
-    name: str, position: int, iterations: int, show: bool | None
-) -> Iterator[Callable[[int, HostMetrics, int], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,}/{task.total:,}  {task.fields[rate]}  {task.fields[losses]}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not (console.is_terminal if show is None else show)) as bar:
-        task = bar.add_task(name, total=iterations, completed=position, rate="compiling", losses="")
-        started, start = time.monotonic(), position
-
-        def advance(position: int, metrics: HostMetrics, num_members: int) -> None:
-            nonlocal started, start
-            rate = (position - start) * num_members / (time.monotonic() - started)
-            losses = "  ".join(
-                f"{key.removesuffix('_loss')} {np.nanmean(value):.3g}"
-                for key, value in metrics.items()
-                if key.endswith("_loss") and not np.isnan(value).all()
-            )
-            bar.update(task, completed=position, rate=f"{rate:,.0f} it/s", losses=losses)
-
-        yield advance

@@ -1,6 +1,6 @@
 """The perceptron's passes as three GPU kernels of our own, for two equally wide hidden layers.
 
-XLA writes and reads every activation again between a product and what follows it (bias, ReLU, mask, sums over rows).
+Between a product and what follows it (bias, ReLU, mask, sums over rows), XLA writes every activation and reads it back.
 Here a tile of rows goes through both layers in one kernel, so that an activation is written once and read where it is
 needed next:
 
@@ -8,7 +8,7 @@ needed next:
     backward    dz -> v2, v1, sums over rows          v_l: derivative by the pre-activation of layer l
     tangent     gbar -> zbar h1 + u1, sums over rows  what the second derivative of a penalty needs (`value_and_slope`)
 
-Weight gradients are plain products of these and stay with XLA. Everything is bf16 but sums and outputs. The notation
+Weight gradients are plain products of these and stay with XLA. Everything except sums and outputs is bf16. The notation
 is that of `networks.value_and_slope`. On a CPU the kernels can be interpreted, which is how they are tested.
 """
 
@@ -28,7 +28,7 @@ LOW = jnp.bfloat16
 
 
 class Tiling(NamedTuple):
-    """Rows in a program, columns in a step of its loop over a hidden layer, and what Triton wants to be told."""
+    """Rows in a program, columns in a step of its loop over a hidden layer, and Triton's own options."""
 
     rows: int
     columns: int
@@ -47,7 +47,7 @@ MOST_WIDTH, MOST_INPUTS, MOST_OUTPUTS = 256, 64, 16
 
 
 def takes(network: Any, rows: int) -> bool:
-    """Whether the kernels take so many rows through this network. The bounds are the largest sizes that were run."""
+    """Whether the kernels can take this many rows through this network. The bounds are the largest sizes tried."""
     if len(network) != 3 or any(layer.bias is None for layer in network[:-1]):
         return False
     (inputs, width), (_, second), (_, outputs) = (layer.kernel.shape for layer in network)
@@ -56,7 +56,7 @@ def takes(network: Any, rows: int) -> bool:
 
 
 def padded(size: int) -> int:
-    """The next power of two that the matrix units take."""
+    """The next power of two that the matrix units accept."""
     return max(NARROW, 1 << (size - 1).bit_length())
 
 
@@ -71,7 +71,7 @@ SUMS = None  # the type of an output with a row of sums for each tile
 def call(
     kernel: Any, tiled: Sequence[Array], whole: Sequence[Array], outputs: Sequence[tuple[int, Any]], interpret: bool
 ) -> Sequence[Array]:
-    """Run a kernel over tiles of rows of some inputs beside the whole of others. An output is columns and type."""
+    """Run a kernel over tiles of rows of some inputs and the whole of others. An output has columns and a type."""
     rows = tiled[0].shape[0]
     tiles = rows // TILING.rows
 
@@ -149,7 +149,7 @@ def tangent_kernel(
 
 
 class Kept(NamedTuple):
-    """What a forward pass leaves to the others, in bf16: inputs and kernels, padded, and activations."""
+    """What a forward pass keeps for the others, in bf16: padded inputs and kernels, and activations."""
 
     x: Array
     w1: Array

@@ -27,8 +27,9 @@ def descend(
 ) -> Learner:
     """One step of Adam. Weight decay is L2 in the gradient, as in PyTorch's Adam.
 
-    Epsilon is Keras's default. Keras adds it before the bias correction and this (with PyTorch) after: it matters only
-    for gradients of 1e-6 or less in the first steps.
+    Epsilon is Keras's default. Keras adds it before the bias correction; here, as in PyTorch, it is added after. The
+    difference is about 1% of the move for WBCU after 10 updates and 31% for DemoDICE's critic after 60; after some 300
+    it is lost in rounding.
     """
     if weight_decay is not None:
         gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, learner.params)

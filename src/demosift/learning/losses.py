@@ -17,7 +17,7 @@ Scalar = Float[Array, ""]
 
 
 def weighted_loss(weight: Rows, log_prob: Rows) -> Scalar:
-    """-mean(w log pi(a|s)): the loss every algorithm here minimises. The weight is data, no gradient flows into it."""
+    """-mean(w log pi(a|s)): the loss every algorithm here minimises. The weight is data; no gradient flows into it."""
     assert weight.shape == log_prob.shape, "a (rows, 1) weight would broadcast into a square"
     return -jnp.mean(jax.lax.stop_gradient(weight) * log_prob)
 
@@ -35,7 +35,7 @@ def smoothed_cost(z: Rows) -> Rows:
 def smoothed_ratio(z: Rows) -> Rows:
     """exp(-k(z)): the density ratio c/(1-c), kept within about [1e-3, 1e6]. What made the paper's tables.
 
-    1/(c + e) - 1 + e would cancel in float32 where c is near 1; brought to one fraction it does not.
+    1/(c + e) - 1 + e would cancel in float32 where c is near 1; written as one fraction, nothing cancels.
     """
     return (jax.nn.sigmoid(z) + SMOOTHING) / _smoothed_rest(z)
 
@@ -48,7 +48,7 @@ def _smoothed_rest(z: Rows) -> Rows:
 def exact_ratio(z: Rows) -> Rows:
     """c/(1-c) = exp(z): the density ratio as the paper writes it, up to e^30.
 
-    Beyond, the square of a gradient would overflow float32, and Adam's second moment with it, for good.
+    Beyond that, the square of a gradient would overflow float32, and Adam's second moment would stay infinite.
     """
     return jnp.exp(jnp.minimum(z, 30.0))
 
@@ -88,8 +88,8 @@ def between_expert_and_union(
 ) -> Float[Array, "points inputs"]:
     """Where the discriminator's gradient is penalised: expert-union mixes, then union-union mixes, by the same amounts.
 
-    The reference pairs union rows by a shuffle of the batch. Rows are independent draws already, so the previous row
-    serves as well and costs no sort; the only difference is that a row is never paired with itself.
+    The paper's code pairs union rows by shuffling the batch. Rows are independent draws already, so the previous row
+    serves as well and needs no sort; the only difference is that a row is never paired with itself.
     """
     return jnp.concatenate([mix(amount, x_expert, x_union), mix(amount, jnp.roll(x_union, 1, axis=0), x_union)])
 

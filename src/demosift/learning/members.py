@@ -2,8 +2,8 @@
 
     jit(vmap(scan(step)))
 
-Data lies on the device, batches are drawn inside the program, and everything random in iteration i of a member follows
-from (seed, i) alone. So a run that was cut into pieces, killed or resumed is the same run.
+Data stays on the device, batches are drawn inside the program, and everything random in iteration i of a member depends
+on (seed, i) alone. So a run that is cut into pieces, or killed and resumed, is the same run.
 """
 
 import functools
@@ -19,18 +19,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from demosift.data.normaliser import Normaliser
 from demosift.learning.algorithm import Algorithm, Batch, Metrics, State
 from demosift.learning.networks import in_bf16
-from demosift.types import Demonstrations, InputError, Transitions
+from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
 
-# What hidden activations are computed and kept in. Parameters, outputs and the optimiser are float32 with either;
-# float32 products are as the device makes them (TF32 on a GPU).
+# The type in which hidden activations are computed and kept. Parameters, outputs and the optimiser are always float32;
+# a float32 product is whatever the device makes of it (TF32 on a GPU).
 Precision = Literal["float32", "bfloat16"]
 
 
 class TrainingData(NamedTuple):
-    """One member's data on the device:
-
-    the union, expert rows first, perhaps padded to the size of other members' data.
-    """
+    """One member's data on the device: the union, expert rows first, padded to the length of other members' data."""
 
     union: Transitions
     num_expert: Int[Any, ""]
@@ -38,6 +35,11 @@ class TrainingData(NamedTuple):
     starts: Int[Any, "starts"]  # rows that begin an episode
     num_starts: Int[Any, ""]
     weight: Float[Any, "rows"] | None = None
+
+    def draws(self, key: PRNGKeyArray, iterations: Int[Array, "steps"], batch_size: int) -> tuple["Draw", PRNGKeyArray]:
+        """The draws of these iterations, and a key for each of their steps."""
+        keys = jax.vmap(lambda iteration: jax.random.split(jax.random.fold_in(key, iteration)))(iterations)
+        return jax.vmap(lambda key: self.draw(key, batch_size))(keys[:, 0]), keys[:, 1]
 
     def draw(self, key: PRNGKeyArray, batch_size: int) -> "Draw":
         """Rows of each set, uniformly with replacement."""
@@ -80,13 +82,26 @@ class Draw(NamedTuple):
     uniform: Float[Array, "2 rows 1"]
 
 
-class Members(NamedTuple):
-    """Everything that differs between members, stacked. Data is stacked only where members have draws of their own."""
+class Member(NamedTuple):
+    """One setting with one seed, its data, and how its states are scaled."""
 
     algorithm: Algorithm
+    seed: int
+    data: Demonstrations
+    normaliser: Normaliser
+    environment: EnvironmentSpec | None = None
+
+
+class Members(NamedTuple):
+    """Everything that differs between members, stacked, and what they share.
+
+    `shared` and `own` are a member's data: one of them is None, or `shared.of(own)` puts the two together.
+    """
+
+    algorithm: Any
     seed: Int[Array, "members"]
-    data: TrainingData
-    own_data: bool
+    shared: Any
+    own: Any = None
 
 
 def load_data(source: Demonstrations, normaliser: Normaliser, num_rows: int, num_starts: int) -> TrainingData:
@@ -115,87 +130,99 @@ def episode_starts(source: Demonstrations) -> Int[np.ndarray, "starts"]:
     return np.concatenate(starts).astype(np.int32)
 
 
-def stack_members(
+def every_member(
     settings: Sequence[Algorithm],
     seeds: Sequence[int],
     sources: Sequence[Demonstrations],
     normalisers: Sequence[Normaliser],
-) -> Members:
-    num_rows = max(len(source.expert) + len(source.supplementary or ()) for source in sources)
-    num_starts = max(len(episode_starts(source)) for source in sources)
-    loaded = [load_data(s, n, num_rows, num_starts) for s, n in zip(sources, normalisers, strict=True)]
-    own_data = len(loaded) > 1
-    if own_data:
-        data = jax.tree.map(lambda *arrays: jnp.asarray(np.stack(arrays * len(settings))), *loaded)
-    else:
-        data = jax.tree.map(jnp.asarray, loaded[0])
-    repeated = [setting for setting in settings for _ in seeds]
-    algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *repeated)
-    return Members(algorithm, jnp.asarray(list(seeds) * len(settings)), data, own_data)
+    environment: EnvironmentSpec | None = None,
+) -> list[Member]:
+    """Every setting with every seed; `sources` is one for all, or one per seed."""
+    return [
+        Member(setting, seed, sources[place % len(sources)], normalisers[place % len(sources)], environment)
+        for setting in settings
+        for place, seed in enumerate(seeds)
+    ]
+
+
+def load_members(members: Sequence[Member]) -> list[TrainingData]:
+    """Each member's data in a common length; members of the same data get the same object."""
+    num_rows = max(len(each.data.expert) + len(each.data.supplementary or ()) for each in members)
+    num_starts = max(len(episode_starts(each.data)) for each in members)
+    loaded: dict[tuple[int, int], TrainingData] = {}
+    for each in members:
+        key = (id(each.data), id(each.normaliser))
+        if key not in loaded:
+            loaded[key] = load_data(each.data, each.normaliser, num_rows, num_starts)
+    return [loaded[id(each.data), id(each.normaliser)] for each in members]
+
+
+def stack_members(members: Sequence[Member], data: Sequence[TrainingData] | None = None) -> Members:
+    """Members with data of their own each, or one set for all where they share it."""
+    data = load_members(members) if data is None else data
+    algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *(each.algorithm for each in members))
+    seeds = jnp.asarray([each.seed for each in members])
+    if all(each is data[0] for each in data):
+        return Members(algorithm, seeds, shared=jax.tree.map(jnp.asarray, data[0]))
+    own = jax.tree.map(lambda *arrays: jnp.asarray(np.stack(arrays)), *data)
+    return Members(algorithm, seeds, shared=None, own=own)
 
 
 def over_members(function: Callable, members: Members, *stacked: Any) -> Any:
     """Call a function for every member: vmapped on a GPU, one after another inside the program on a CPU.
 
-    A CPU gains nothing from batches of matrix products, whose kernels are slower there than plain ones; members in turn
-    also keep their parameters in the cache.
+    On a CPU batched matrix products are slower than plain ones, and a member that runs alone keeps its parameters in
+    the cache.
     """
-    if members.own_data:
-        varying, call = (members.algorithm, members.seed, members.data, *stacked), function
-    else:
-        varying = (members.algorithm, members.seed, *stacked)
-        call = lambda algorithm, seed, *rest: function(algorithm, seed, members.data, *rest)  # noqa: E731
+
+    def call(algorithm: Any, seed: Array, own: Any, *rest: Any) -> Any:
+        data = own if members.shared is None else members.shared if own is None else members.shared.of(own)
+        return function(algorithm, seed, data, *rest)
+
+    varying = (members.algorithm, members.seed, members.own, *stacked)
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda arguments: call(*arguments), varying)
     return jax.vmap(call)(*varying)
 
 
 def member_keys(seed: Int[Array, ""]) -> tuple[PRNGKeyArray, PRNGKeyArray]:
-    """For the networks, and for the iterations. Settings that share a seed share both, so that they can be compared."""
+    """One key for the networks, one for the iterations. Settings with the same seed share both and can be compared."""
     init_key, train_key = jax.random.split(jax.random.key(seed))
     return init_key, train_key
 
 
-@functools.partial(jax.jit, static_argnames=("own_data",))
-def _init(algorithm: Algorithm, seed: Array, data: TrainingData, own_data: bool) -> State:
-    def one(algorithm: Algorithm, seed: Array, data: TrainingData) -> State:
+@jax.jit
+def init_members(members: Members) -> State:
+    def one(algorithm: Algorithm, seed: Array, data: Any) -> State:
         init_key, _ = member_keys(seed)
         return algorithm.init(data.batch(data.draw(init_key, 1)), init_key)
 
-    return over_members(one, Members(algorithm, seed, data, own_data))
+    return over_members(one, members)
 
 
-def init_members(members: Members) -> State:
-    return _init(*members)
-
-
-@functools.partial(jax.jit, static_argnames=("own_data", "steps"), donate_argnames=("state",))
-def _advance(
-    algorithm: Algorithm, seed: Array, data: TrainingData, own_data: bool, state: State, first: Array, steps: int
-) -> tuple[State, Metrics]:
-    def one(algorithm: Algorithm, seed: Array, data: TrainingData, state: State) -> tuple[State, Metrics]:
+@functools.partial(jax.jit, static_argnames="steps", donate_argnames="state")
+def _advance(members: Members, state: State, first: Array, steps: int) -> tuple[State, Metrics]:
+    def one(algorithm: Algorithm, seed: Array, data: Any, state: State) -> tuple[State, Metrics]:
         _, train_key = member_keys(seed)
-
         iterations = first + jnp.arange(steps)
-        keys = jax.vmap(lambda iteration: jax.random.split(jax.random.fold_in(train_key, iteration)))(iterations)
-        draws = jax.vmap(lambda key: data.draw(key, algorithm.batch_size))(keys[:, 0])
+        draws, keys = data.draws(train_key, iterations, algorithm.batch_size)
 
-        def step(state: State, inputs: tuple[Array, Draw, PRNGKeyArray]) -> tuple[State, Metrics]:
+        def step(state: State, inputs: tuple[Array, Any, PRNGKeyArray]) -> tuple[State, Metrics]:
             iteration, draw, key = inputs
             return algorithm.step(state, data.batch(draw), iteration, key)
 
-        def body(carry: tuple[State, Metrics], inputs: tuple[Array, Draw, PRNGKeyArray]):
+        def body(carry: tuple[State, Metrics], inputs: tuple[Array, Any, PRNGKeyArray]):
             state, total = carry
             state, metrics = step(state, inputs)
             return (state, jax.tree.map(jnp.add, total, metrics)), None
 
-        inputs = (iterations, draws, keys[:, 1])
+        inputs = (iterations, draws, keys)
         shapes = jax.eval_shape(step, state, jax.tree.map(lambda each: each[0], inputs))
         zeros = jax.tree.map(jnp.zeros_like, shapes[1])
         (state, total), _ = jax.lax.scan(body, (state, zeros), inputs)
         return state, jax.tree.map(lambda value: value / steps, total)
 
-    return over_members(one, Members(algorithm, seed, data, own_data), state)
+    return over_members(one, members, state)
 
 
 def advance(
@@ -203,23 +230,23 @@ def advance(
 ) -> tuple[State, Metrics]:
     """`steps` iterations of all members, and the metrics averaged over them. The old state's memory is reused."""
     with products_in(precision):
-        return _advance(*members, state, jnp.int32(first), steps)
+        return _advance(members, state, jnp.int32(first), steps)
 
 
 def check_precision(precision: str) -> None:
     if precision not in get_args(Precision):
         raise InputError(f"precision must be {' or '.join(get_args(Precision))}, not {precision!r}")
     if precision == "float32" and in_bf16():
-        raise InputError("JAX is told to multiply in bfloat16; ask for that precision, or unset the option")
+        raise InputError("JAX is set to multiply in bfloat16; ask for that precision, or unset the option")
 
 
 def products_in(precision: Precision) -> AbstractContextManager[Any]:
-    """Where `networks.in_bf16` looks. JAX compiles a program anew for another setting."""
+    """Sets what `networks.in_bf16` reads. JAX compiles a program anew for another setting."""
     return jax.default_matmul_precision("bfloat16") if precision == "bfloat16" else nullcontext()
 
 
 def stated(precision: Precision) -> dict[str, str]:
-    """What a config says of the precision: nothing of float32, so that an id does not depend on there being others."""
+    """How a config states the precision. float32 is left out, so that ids from before there was a choice still hold."""
     return {} if precision == "float32" else {"precision": precision}
 
 
@@ -229,7 +256,7 @@ def named_arrays(state: State) -> dict[str, np.ndarray]:
 
 
 def fill(state: State, arrays: Mapping[str, np.ndarray]) -> State:
-    """The state of this structure whose leaves are these arrays."""
+    """A state of the same structure, with these arrays as leaves."""
     flat, structure = jax.tree_util.tree_flatten_with_path(state)
     leaves = []
     for path, leaf in flat:

@@ -1,24 +1,27 @@
 """The networks: plain pytrees of arrays and the functions that apply them.
 
-A perceptron is a tuple of layers with ReLU between them. A policy is a perceptron inside a named tuple whose type says
-how its outputs are read: `TanhGaussian` for continuous actions, `Categorical` for discrete ones. Discriminators and
-critics are perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
+A perceptron is a tuple of layers with ReLU between them. A policy is a perceptron inside a class that interprets its
+outputs: `TanhGaussian` for continuous actions, `Categorical` for discrete ones. Discriminators and critics are
+perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
+from demosift.policy import Kind
 from demosift.types import is_one_hot
 
 FLOAT32_EPSILON = 2.0**-23
 LOG_STD_RANGE = (-5.0, 2.0)
+MEAN_LIMIT = 7.0  # of the paper's code
 
 Initialiser = Callable[[PRNGKeyArray, tuple[int, int]], Float[Array, "inputs outputs"]]
 
@@ -61,16 +64,16 @@ def init_perceptron(
 
 
 def in_bf16() -> bool:
-    """Whether `apply` and `value_and_slope` keep hidden activations in bf16: where JAX is told to multiply in it.
+    """Whether `apply` and `value_and_slope` keep hidden activations in bf16: they do if JAX is set to multiply in it.
 
-    Training many networks on a GPU is bound by reading and writing activations; to round the products alone gains
+    Training many networks on a GPU is limited by reading and writing activations, so rounding the products alone gains
     nothing. Parameters, outputs, losses and the optimiser stay in float32.
     """
     return jax.config.jax_default_matmul_precision == "bfloat16"  # type: ignore[attr-defined]
 
 
 def kernels_for(network: Perceptron, x: Float[Array, "*rows inputs"]) -> ModuleType | None:
-    """`demosift.learning.kernels` where its kernels take this network and these rows, else None."""
+    """`demosift.learning.kernels` if its kernels can take this network and these rows, else None."""
     if not in_bf16() or jax.default_backend() != "gpu" or x.ndim != 2:
         return None
     from demosift.learning import kernels as fused  # only here: Pallas takes a while to import
@@ -79,7 +82,7 @@ def kernels_for(network: Perceptron, x: Float[Array, "*rows inputs"]) -> ModuleT
 
 
 def affine(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
-    """x @ kernel + bias: multiplied in the type of x, given back in the layer's."""
+    """x @ kernel + bias, multiplied in the type of x and returned in the type of the layer."""
     product = jnp.matmul(x, layer.kernel.astype(x.dtype), preferred_element_type=layer.kernel.dtype)
     return product if layer.bias is None else product + layer.bias[(None,) * (product.ndim - 1)]
 
@@ -98,38 +101,83 @@ def apply(network: Perceptron, x: Float[Array, "*rows inputs"]) -> Float[Array, 
     return affine(network[-1], x)
 
 
-class TanhGaussian(NamedTuple):
-    """A diagonal Gaussian squashed by tanh. The last layer gives the means, then the log standard deviations."""
+P = TypeVar("P")
+
+
+def policy_network(cls: type[P]) -> type[P]:
+    """Make a dataclass with `layers` a pytree whose leaves are the arrays of its layers.
+
+    The other fields are compared, so that a program compiled for one value never runs for another. The keys are those
+    of a named tuple, such as `.layers[0].kernel`; checkpoints name arrays by them.
+    """
+    static = [field.name for field in fields(cls) if field.name != "layers"]  # type: ignore[arg-type]
+
+    def flatten(self: Any):
+        return (self.layers,), tuple(getattr(self, name) for name in static)
+
+    def flatten_with_keys(self: Any):
+        children, auxiliary = flatten(self)
+        return ((jax.tree_util.GetAttrKey("layers"), *children),), auxiliary
+
+    def unflatten(auxiliary: tuple[Any, ...], children: Any) -> P:
+        made = object.__new__(cls)  # not through `__init__`, where tests check types: JAX also puts markers into trees
+        for name, value in zip(["layers", *static], [*children, *auxiliary], strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+@policy_network
+@dataclass(frozen=True)
+class TanhGaussian:
+    """A diagonal Gaussian squashed by tanh. The last layer gives the means, then the log standard deviations.
+
+    `mean_limit` is where the mean is clipped, before tanh; None means nowhere. It is part of the network, so that a
+    policy acts with the limit with which it was trained.
+    """
+
+    kind: ClassVar[Kind] = "tanh-gaussian"
 
     layers: Perceptron
+    mean_limit: float | None = MEAN_LIMIT
 
-    def moments(self, obs: Float[Array, "rows obs"], mean_limit: float) -> tuple[Array, Array]:
+    def moments(self, obs: Float[Array, "rows obs"]) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing. The clips are hard: no gradient flows outside them."""
         mean, log_std = jnp.split(apply(self.layers, obs), 2, axis=-1)
-        return jnp.clip(mean, -mean_limit, mean_limit), jnp.clip(log_std, *LOG_STD_RANGE)
+        if self.mean_limit is not None:
+            mean = jnp.clip(mean, -self.mean_limit, self.mean_limit)
+        return mean, jnp.clip(log_std, *LOG_STD_RANGE)
 
     def log_prob(
-        self, obs: Float[Array, "rows obs"], action: Float[Array, "rows action"], mean_limit: float = 7.0
+        self, obs: Float[Array, "rows obs"], action: Float[Array, "rows action"]
     ) -> Float[Array, "rows action"]:
         """log pi(a|s), one number per action dimension.
 
         The action is clipped before atanh; the log-determinant uses it unclipped. It depends on no parameter, so it
         only shifts the loss.
         """
-        mean, log_std = self.moments(obs, mean_limit)
         inside = jnp.clip(action, -1.0 + FLOAT32_EPSILON, 1.0 - FLOAT32_EPSILON)
-        return gaussian_log_prob(jnp.arctanh(inside), mean, log_std) - jnp.log(1.0 - action**2 + FLOAT32_EPSILON)
+        return self.log_prob_before_tanh(obs, jnp.arctanh(inside), jnp.log(1.0 - action**2 + FLOAT32_EPSILON))
+
+    def log_prob_before_tanh(self, obs: Float[Array, "rows obs"], u: Array, log_slope: Array) -> Array:
+        """log pi(tanh u|s) per dimension; `log_slope` is log(1 - tanh(u)^2), which the caller computes."""
+        mean, log_std = self.moments(obs)
+        return squashed_log_prob((u - mean) * jnp.exp(-log_std), log_std, log_slope)
 
 
-class Categorical(NamedTuple):
+@policy_network
+@dataclass(frozen=True)
+class Categorical:
     """A distribution over one-hot actions. The last layer gives the logits."""
+
+    kind: ClassVar[Kind] = "categorical"
+    mean_limit: ClassVar[None] = None
 
     layers: Perceptron
 
-    def log_prob(
-        self, obs: Float[Array, "rows obs"], action: Shaped[Array, "rows action"], mean_limit: float = 7.0
-    ) -> Float[Array, "rows 1"]:
-        del mean_limit  # a Gaussian's matter; taken so that both policies are called alike
+    def log_prob(self, obs: Float[Array, "rows obs"], action: Shaped[Array, "rows action"]) -> Float[Array, "rows 1"]:
         log_probs = jax.nn.log_softmax(apply(self.layers, obs))
         return jnp.sum(action * log_probs, axis=-1, keepdims=True)
 
@@ -137,8 +185,18 @@ class Categorical(NamedTuple):
 Policy = TanhGaussian | Categorical
 
 
-def gaussian_log_prob(x: Array, mean: Array, log_std: Array) -> Array:
-    return -0.5 * ((x - mean) * jnp.exp(-log_std)) ** 2 - log_std - 0.5 * math.log(2.0 * math.pi)
+def squashed_log_prob(deviation: Array, log_std: Array, log_slope: Array) -> Array:
+    """log pi(a|s) per dimension of a = tanh(u) with u normal: `deviation` is (u - mean)/std, `log_slope` log(1 - a^2).
+
+    There are two ways to compute the log-slope: from the action itself, which is finite even for a = 1, or from u by
+    `log_tanh_slope`.
+    """
+    return -0.5 * deviation**2 - log_std - 0.5 * math.log(2.0 * math.pi) - log_slope
+
+
+def log_tanh_slope(u: Array) -> Array:
+    """log(1 - tanh(u)^2), written so that no digits are lost where tanh saturates."""
+    return 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
 
 
 def init_policy(
@@ -147,6 +205,7 @@ def init_policy(
     action: Shaped[Array, "*rows action"],
     hidden: tuple[int, ...],
     kernel: Initialiser,
+    mean_limit: float | None = MEAN_LIMIT,
 ) -> Policy:
     """The policy that fits these observations and actions. The Gaussian's two heads are initialised as two layers."""
     body_key, head_key = jax.random.split(key)
@@ -157,7 +216,7 @@ def init_policy(
         return Categorical(layers)
     (log_std,) = init_perceptron(head_key, (sizes[-2], action_dim), [kernel])
     heads = jax.tree.map(lambda mean, spread: jnp.concatenate([mean, spread], axis=-1), layers[-1], log_std)
-    return TanhGaussian((*layers[:-1], heads))
+    return TanhGaussian((*layers[:-1], heads), mean_limit)
 
 
 def init_scalar_network(

@@ -1,6 +1,6 @@
 """Members of different environments in one program: networks padded with zeros to common sizes.
 
-On a GPU an iteration of a few members is bound by the launches of its kernels, so twenty members of four environments
+On a GPU the time of an iteration of a few members goes to launching kernels, so twenty members of four environments
 cost little more than five of one. A padded member computes what it computes alone, up to rounding:
 
 - its networks are initialised in their own sizes, then padded with zeros, and so are its data;
@@ -11,7 +11,7 @@ cost little more than five of one. A padded member computes what it computes alo
 Only the value of the policy's loss is shifted, by the constant likelihood of the padded dimensions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,22 +29,16 @@ class Sizes(NamedTuple):
     action: int
 
 
-# Sizes no real axis has, by which the axes that follow an environment's sizes are known.
+# Sizes that no real axis has. They mark the axes whose lengths depend on the environment.
 PROBE = Sizes(obs=100_003, action=1_000_003)
 
-Kind = tuple[int, int]  # an axis as long as so many observations and so many actions; (0, 0) for any other
+Kind = tuple[int, int]  # how many observations and actions make up the length of an axis; (0, 0) if it is fixed
 
 
-def axis_kinds(algorithm: Algorithm) -> list[tuple[Kind, ...]]:
-    """For every leaf of the algorithm's state, what each axis is made of."""
-    shapes = jax.eval_shape(lambda: algorithm.init(empty_batch(PROBE), jax.random.key(0)))
+def axis_kinds(algorithm: Algorithm, part: Callable[[State], Any] = lambda state: state) -> list[tuple[Kind, ...]]:
+    """For every leaf of the algorithm's state, or of a part of it, what each axis is made of."""
+    shapes = jax.eval_shape(lambda: part(algorithm.init(empty_batch(PROBE), jax.random.key(0))))
     return [tuple(kind_of(size) for size in leaf.shape) for leaf in jax.tree.leaves(shapes)]
-
-
-def policy_axis_kinds(algorithm: Algorithm) -> list[tuple[tuple[Kind, ...], ...]]:
-    """The same for the kernel and the bias of each of the policy's layers."""
-    shapes = jax.eval_shape(lambda: algorithm.policy(algorithm.init(empty_batch(PROBE), jax.random.key(0))))
-    return [tuple(tuple(kind_of(size) for size in array.shape) for array in layer) for layer in shapes.layers]
 
 
 def empty_batch(sizes: Sizes) -> Batch:
@@ -64,7 +58,7 @@ def kind_of(size: int) -> Kind:
 
 
 def places(kind: Kind, own: Sizes, common: Sizes) -> Int[np.ndarray, "own"]:
-    """Where an axis's own entries stand in the common one: [obs | action], or [mean | log std] of the actions."""
+    """Where a member's own entries are on a common axis: [obs | action], or [mean | log std] of the actions."""
     match kind:
         case (1, actions):
             return np.concatenate([np.arange(own.obs), common.obs + np.arange(actions * own.action)])
@@ -77,7 +71,7 @@ def length(kind: Kind, common: Sizes) -> int:
 
 
 def pad_leaf(leaf: np.ndarray, kinds: Sequence[Kind], own: Sizes, common: Sizes, first: int = 1) -> np.ndarray:
-    """Zeros around a leaf's own entries. `first` axes, the members, come before those that `kinds` tells of."""
+    """A leaf's own entries among zeros. `first` axes, those of the members, come before those of `kinds`."""
     for axis, kind in enumerate(kinds, start=first):
         if kind != (0, 0):
             shape = [*leaf.shape]
@@ -123,7 +117,7 @@ def mask_of(kinds: Sequence[Kind], own: Sizes, common: Sizes) -> np.ndarray | No
 
 @jax.tree_util.register_pytree_node_class
 class Padded:
-    """An algorithm whose members' padding is wiped after every step; `masks` has an entry for each leaf of a state."""
+    """An algorithm that wipes its members' padding after every step; `masks` has an entry for each leaf of a state."""
 
     def __init__(self, algorithm: Algorithm, masks: Sequence[Any]) -> None:
         self.algorithm, self.masks = algorithm, tuple(masks)

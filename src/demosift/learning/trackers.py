@@ -1,4 +1,4 @@
-"""Other places to send metrics to while training: TensorBoard and Weights & Biases, each an optional extra."""
+"""Trackers, to which metrics are sent while training: TensorBoard and Weights & Biases, each an optional extra."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """What of a metrics row is a plain number; an evaluation's episodes become their mean."""
+    """The plain numbers of a metrics row; the returns of an evaluation become their mean."""
     values = {key: value for key, value in row.items() if isinstance(value, float)}
     if row.get("returns"):
         values["return"] = sum(row["returns"]) / len(row["returns"])

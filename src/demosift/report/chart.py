@@ -1,12 +1,12 @@
 """One chart as HTML: an SVG that stretches with the page, and axis labels that do not stretch with it.
 
-Everything is drawn here, so the page reads without JavaScript and prints; `page.js` adds the cursor and the toggles
-from the numbers that stand, already formatted, in a JSON block beside the drawing.
+Everything is drawn here, so that the page can be read without JavaScript and printed. `page.js` adds the cursor and the
+toggles, from a JSON block of formatted numbers beside the drawing.
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -29,13 +29,13 @@ class Line:
     style: str  # CSS classes
     x: Values
     y: Values
-    title: Sequence[str]  # what the cursor shows above the values, per stop
-    value: Sequence[str]  # and of this line, per stop
+    title: Sequence[str]  # per stop, what the cursor shows above the values
+    value: Sequence[str]  # per stop, what it shows for this line
     low: Values | None = None
     high: Values | None = None
     note: str = ""  # beside the name in the legend
     filled: bool = False
-    stops: Values | None = None  # where the cursor stops; at every point unless given
+    stops: Values | None = None  # where the cursor stops; None: at every point
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,14 @@ class Chart:
     window: tuple[float, float] | None = None  # a stretch of x to shade
     small: bool = False
 
+    def across(self, values: Values) -> list[float]:
+        """Where values of x lie in the drawing."""
+        return [SIZE * self.x.place(value) for value in values.tolist()]
+
+    def down(self, values: Values) -> list[float]:
+        """Where values of y lie in the drawing, whose top is zero."""
+        return [SIZE * (1 - self.y.place(value)) for value in values.tolist()]
+
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten within the range, about `count` of them."""
@@ -70,12 +78,12 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def padded(values: Sequence[float] | Values, share: float = 0.05) -> tuple[float, float]:
-    """The range of the finite values with some air; never empty."""
+    """The range of the finite values with a margin; never empty."""
     finite = np.asarray(values, np.float64)
     finite = finite[np.isfinite(finite)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    air = (high - low) * share or abs(high) * share or 1.0
-    return low - air, high + air
+    margin = (high - low) * share or abs(high) * share or 1.0
+    return low - margin, high + margin
 
 
 def embed(value: Any) -> str:
@@ -124,26 +132,22 @@ def grid(chart: Chart) -> list[str]:
 
 
 def draw(chart: Chart, line: Line) -> str:
-    x = [SIZE * chart.x.place(value) for value in line.x.tolist()]
-    y = [SIZE * (1 - chart.y.place(value)) for value in line.y.tolist()]
+    x, y = chart.across(line.x), chart.down(line.y)
+
+    def points(run: Iterable[int], heights: Sequence[float]) -> str:
+        return " ".join(f"{x[i]:.1f} {heights[i]:.1f}" for i in run)
+
     parts = []
     if line.low is not None and line.high is not None:
-        low, high = ([SIZE * (1 - chart.y.place(v)) for v in ends.tolist()] for ends in (line.low, line.high))
+        low, high = chart.down(line.low), chart.down(line.high)
         for run in unbroken(low):
-            there = " ".join(f"{x[i]:.1f} {high[i]:.1f}" for i in run)
-            back = " ".join(f"{x[i]:.1f} {low[i]:.1f}" for i in reversed(run))
-            parts.append(f'<path class="band" d="M{there} {back}Z"/>')
+            parts.append(f'<path class="band" d="M{points(run, high)} {points(reversed(run), low)}Z"/>')
     runs = unbroken(y)
-    path = "".join("M" + " ".join(f"{x[i]:.1f} {y[i]:.1f}" for i in run) for run in runs)
     if line.filled:
-        floor = SIZE * (1 - chart.y.place(0.0))
-        area = "".join(
-            f"M{x[run[0]]:.1f} {floor:.1f} "
-            + " ".join(f"{x[i]:.1f} {y[i]:.1f}" for i in run)
-            + f" {x[run[-1]]:.1f} {floor:.1f}Z"
-            for run in runs
-        )
-        parts.append(f'<path class="band" d="{area}"/>')
+        floor = f"{SIZE * (1 - chart.y.place(0.0)):.1f}"
+        area = [f"M{x[run[0]]:.1f} {floor} {points(run, y)} {x[run[-1]]:.1f} {floor}Z" for run in runs]
+        parts.append(f'<path class="band" d="{"".join(area)}"/>')
+    path = "".join(f"M{points(run, y)}" for run in runs)
     parts.append(f'<path class="stroke" d="{path}"/>')
     if len(x) <= FEWEST_DOTS and not line.filled:
         dots = "".join(f"M{x[i]:.1f} {y[i]:.1f}h0" for run in runs for i in run)
@@ -175,18 +179,11 @@ def legend(chart: Chart) -> str:
 
 
 def payload(chart: Chart) -> dict[str, Any]:
-    return {
-        "lines": [
-            {
-                "key": line.key,
-                "name": line.name,
-                "style": line.style,
-                "x": [
-                    round(chart.x.place(value), 4) for value in (line.x if line.stops is None else line.stops).tolist()
-                ],
-                "title": list(line.title),
-                "value": list(line.value),
-            }
-            for line in chart.lines
-        ]
-    }
+    """What `page.js` needs of the lines."""
+    lines = []
+    for line in chart.lines:
+        stops = (line.x if line.stops is None else line.stops).tolist()
+        places = [round(chart.x.place(value), 4) for value in stops]
+        named = {"key": line.key, "name": line.name, "style": line.style}
+        lines.append({**named, "x": places, "title": list(line.title), "value": list(line.value)})
+    return {"lines": lines}

@@ -1,55 +1,49 @@
 """The paper's figures, as SVG and PNG: the same bytes for the same results."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from demosift.files import atomic_write
 from demosift.report import numbers, statistics
-from demosift.report.groups import Panel, Series
+from demosift.report.drawing import PALETTE, figure, save
+from demosift.report.groups import Methods, Panel, Series
 from demosift.report.paper import Key, PaperRow, PaperTable, key_of
 from demosift.report.paper_forms import NAMES, environment_name
 
-# The page's colours, by the number a method has there.
-COLOURS = ("#6b7078", "#ee7733", "#33a5dd", "#0068a8", "#cc3311", "#d62976", "#009988", "#7a5ba8")
 PENALTY_COLOURS = ("#9ecae1", "#4292c6", "#084594", "#41ab5d", "#fd8d3c", "#8c6bb1")
 GOOD, NOISY = "#b2182b", "#2166ac"  # red and blue, as in the paper
 SHOWN_PENALTY = 1.0  # the setting that stands for a method where it has several
-STYLE: Any = {
-    "svg.hashsalt": "demosift",
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 
 
-@contextmanager
-def figure(width: float, height: float) -> Iterator[Figure]:
-    with mpl.rc_context(STYLE):
-        yield Figure(figsize=(width, height), layout="constrained")
+def draw_tables(
+    folder: Path,
+    tables: Sequence[PaperTable],
+    penalties: Sequence[PaperTable],
+    methods: Methods,
+    colours: Mapping[str, int],
+) -> None:
+    """Every figure of the paper's tables; those over the gradient penalty from `penalties`."""
+    penalised = sorted(name for name, about in methods.items() if about.penalised)
+    summary(tables, colours, folder / "summary")
+    for method in penalised:
+        gradient_penalty(method, penalties, folder / f"gradient-penalty-{method}")
+    for table in tables:
+        curves(table.panels, [row.key for row in chosen(table)], colours, folder / f"curves-{table.recipe}")
+        for method in penalised:
+            keys = [row.key for row in table.rows if row.key.method == method]
+            curves(table.panels, keys, colours, folder / f"curves-{table.recipe}-{method}")
 
 
-def save(drawn: Figure, path: Path) -> None:
-    """`path` with .svg and .png; no date in either."""
-    for suffix in ("svg", "png"):
-        with atomic_write(path.with_suffix(f".{suffix}")) as temporary:
-            drawn.savefig(temporary, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-
-
-def bars(drawn: Figure, groups: Sequence[tuple[str, Sequence[tuple[str, PaperRow | None, str]]]], columns: int) -> Axes:
-    """Normalised scores side by side: bars ours with their bootstrap interval, diamonds the paper's."""
+def bars(drawn: Figure, groups: Sequence[tuple[str, Sequence[tuple[str, PaperRow | None, str]]]]) -> Axes:
+    """Normalised scores side by side: bars with a bootstrap interval are ours, diamonds the paper's."""
     axes = drawn.add_subplot()
     labelled: set[str] = set()
-    count = max(len(members) for _, members in groups)
-    width = 0.8 / count
+    width = 0.8 / max(len(members) for _, members in groups)
     for place, (_, members) in enumerate(groups):
         for number, (name, row, colour) in enumerate(members):
             x = place + (number - (len(members) - 1) / 2) * width
@@ -68,16 +62,16 @@ def bars(drawn: Figure, groups: Sequence[tuple[str, Sequence[tuple[str, PaperRow
     axes.set_ylabel("normalised score, %")
     axes.axhline(100, color="0.6", linestyle=":", linewidth=0.8)
     axes.plot([], [], "D", color="white", markeredgecolor="0.1", markersize=4, label="the paper")
-    drawn.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=columns)
+    drawn.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=4)
     return axes
 
 
 def colour_of(method: str, colours: Mapping[str, int]) -> str:
-    return COLOURS[colours[method] % len(COLOURS)]
+    return PALETTE[colours[method] % len(PALETTE)]
 
 
 def chosen(table: PaperTable) -> list[PaperRow]:
-    """One row a method: the penalty the paper uses unless it says otherwise, or the only one there is."""
+    """One row per method: that of the penalty the paper uses by default, or else its first."""
     found: dict[str, PaperRow] = {}
     for row in table.rows:
         if row.key.method not in found or row.key.gradient_penalty == SHOWN_PENALTY:
@@ -92,54 +86,47 @@ def summary(tables: Sequence[PaperTable], colours: Mapping[str, int], path: Path
         for table in tables
     ]
     with figure(2.2 + 2.6 * len(tables), 3.3) as drawn:
-        bars(drawn, groups, columns=4)
+        bars(drawn, groups)
         save(drawn, path)
 
 
-def gradient_penalty(method: str, tables: Sequence[PaperTable], path: Path) -> bool:
-    """Scores of one method over its gradient penalties, task by task; False where there is nothing to draw."""
-    penalties = sorted(
-        {row.key.gradient_penalty or 0.0 for table in tables for row in table.rows if row.key.method == method}
-    )
+def gradient_penalty(method: str, tables: Sequence[PaperTable], path: Path) -> None:
+    """Scores of one method over its gradient penalties, task by task; no file where no table has the method."""
+    keys = [row.key for table in tables for row in table.rows if row.key.method == method]
+    if not keys:
+        return
     own = [table for table in tables if any(row.key.method == method for row in table.rows)]
-    if not penalties:
-        return False
+    penalties = sorted({key.gradient_penalty or 0.0 for key in keys})
     colour = {penalty: PENALTY_COLOURS[i % len(PENALTY_COLOURS)] for i, penalty in enumerate(penalties)}
     groups = [
         (NAMES[table.recipe], [(f"GP={p:g}", table.row(method, p), colour[p]) for p in penalties]) for table in own
     ]
     with figure(2.4 + 1.4 * len(own), 3.0) as drawn:
-        bars(drawn, groups, columns=4).set_title(Key(method).title)
+        bars(drawn, groups).set_title(keys[0].about.name)
         save(drawn, path)
-    return True
 
 
-def curves(panels: Mapping[str, Panel], series: Sequence[Key], colours: Mapping[str, int], path: Path) -> bool:
+def curves(panels: Mapping[str, Panel], series: Sequence[Key], colours: Mapping[str, int], path: Path) -> None:
     """Training curves of these rows, a panel per environment: means over seeds with Student's 95% interval."""
+    if not series:
+        return
+    one_method = len({key.method for key in series}) == 1
     with figure(2.9 * len(panels), 2.8) as drawn:
         handles: dict[str, Any] = {}
         for axes, (env, panel) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
             own = {key_of(each): each for each in panel.series}
             for number, key in enumerate(key for key in series if key in own):
-                style = curve_style(key, number, series, colours)
-                handles.setdefault(key.title, draw_curve(axes, own[key], **style))
+                colour, dashes = colour_of(key.method, colours), "solid" if key.about.contender else "dashed"
+                if one_method:
+                    colour, dashes = PENALTY_COLOURS[number % len(PENALTY_COLOURS)], "solid"
+                handles.setdefault(key.title, draw_curve(axes, own[key], color=colour, linestyle=dashes))
             axes.axhline(100, color="0.6", linestyle=":", linewidth=0.8)
             axes.set_title(environment_name(env))
             axes.set_xlabel("iterations")
             axes.xaxis.set_major_formatter(lambda value, _: numbers.compact(int(value)))
-        if not handles:
-            return False
         drawn.supylabel("normalised score, %", fontsize=9)
         drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
         save(drawn, path)
-    return True
-
-
-def curve_style(key: Key, number: int, series: Sequence[Key], colours: Mapping[str, int]) -> dict[str, Any]:
-    if len({each.method for each in series}) == 1:  # one method's settings
-        return {"color": PENALTY_COLOURS[number % len(PENALTY_COLOURS)], "linestyle": "solid"}
-    linestyle = "dashed" if key.method == "oracle" else "solid"
-    return {"color": colour_of(key.method, colours), "linestyle": linestyle}
 
 
 def draw_curve(axes: Axes, series: Series, **style: Any) -> Any:
@@ -155,7 +142,7 @@ def draw_curve(axes: Axes, series: Series, **style: Any) -> Any:
 def coverage(points: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Kernel PCA of states, a panel per environment: good samples red, noisy ones blue.
 
-    A poly kernel throws a few states far out (an episode's start, a fall): a panel shows the middle 98% each way.
+    A poly kernel throws a few states far out (an episode's start, a fall): a panel shows the middle 98% on each axis.
     """
     with figure(2.7 * len(points), 2.8) as drawn:
         for axes, (env, content) in zip(drawn.subplots(1, len(points), squeeze=False)[0], points.items(), strict=True):

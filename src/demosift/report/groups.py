@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -10,29 +10,17 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from demosift.results.reading import Member, Results, Run, is_number, label
+from demosift.files import canonical
+from demosift.learning.about import About
+from demosift.results.measured import MeasuredRun, Member, is_number, label
 
 LAST_EVALUATIONS = 10  # the paper's number is the mean of the last ten evaluations
 
 Scale = Literal["score", "return"]
+Methods = Mapping[str, About]
+"""What is known of methods, by name, in the order in which they are shown. The report's callers pass it in, because the
+methods themselves need JAX."""
 
-
-@dataclass(frozen=True)
-class Method:
-    name: str
-    idea: str
-    colour: int
-
-
-METHODS: Mapping[str, Method] = {
-    "bc": Method("BC", "clones the expert's data only", 0),
-    "nbcu": Method("NBCU", "clones the whole union, every sample alike", 1),
-    "wbcu": Method("WBCU", "clones the union, weighted by the discriminator", 2),
-    "wbcu-two-stage": Method("Two-stage WBCU", "clones the union, weighted by a discriminator trained first", 3),
-    "demodice": Method("DemoDICE", "clones the union, weighted by a learned advantage", 4),
-    "dwbc": Method("DWBC", "clones with the discriminator's output as the weight", 5),
-    "oracle": Method("Oracle", "clones all truly clean samples: the ceiling, not a contender", 6),
-}
 COLOURS = 8
 
 
@@ -43,20 +31,17 @@ class Series:
     method: str
     identity: Mapping[str, Any]
     members: tuple[Member, ...]
-    setting: str = ""  # the part of the identity that tells this series from others of its method
-    variant: int = 0  # its place among them
+    about: About
+    setting: str = ""  # the part of the identity in which the series of a method differ
+    variant: int = 0  # its place among those
 
     @property
     def name(self) -> str:
-        return METHODS[self.method].name if self.method in METHODS else printable(self.method)
+        return self.about.name
 
     @property
     def title(self) -> str:
         return f"{self.name} ({self.setting})" if self.setting else self.name
-
-    @property
-    def idea(self) -> str:
-        return METHODS[self.method].idea if self.method in METHODS else ""
 
     @cached_property
     def returns(self) -> Float[np.ndarray, "seeds evaluations"]:
@@ -74,8 +59,12 @@ class Series:
         return self.scores
 
     def final(self, scale: Scale, last: int = LAST_EVALUATIONS) -> Float[np.ndarray, "seeds"]:
-        """The number reported of each seed: the mean of its last evaluations, never its best."""
+        """The number reported for each seed: the mean of its last evaluations, never its best."""
         return self.measured(scale)[:, -self.num_averaged(last) :].mean(axis=1)
+
+    @property
+    def last_iteration(self) -> int:
+        return int(self.members[0].iteration[-1])
 
     def num_averaged(self, last: int = LAST_EVALUATIONS) -> int:
         return num_averaged(self.returns.shape[1], last)
@@ -100,12 +89,8 @@ def num_averaged(evaluations: int, last: int = LAST_EVALUATIONS) -> int:
     return max(1, min(last, evaluations // 2))
 
 
-def group(results: Results) -> tuple[list[Panel], list[str]]:
+def group(runs: Sequence[MeasuredRun], methods: Methods) -> tuple[list[Panel], list[str]]:
     """The panels, and a line for every member that was left out because it repeats another."""
-    return group_runs(results.every_run)
-
-
-def group_runs(runs: Sequence[Run]) -> tuple[list[Panel], list[str]]:
     members: dict[str, dict[str, list[Member]]] = {}
     identities: dict[str, tuple[str, Mapping[str, Any]]] = {}
     names: dict[str, tuple[str, str | None]] = {}
@@ -129,17 +114,20 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Panel], list[str]]:
             members.setdefault(panel, {}).setdefault(key, []).append(member)
     panels = []
     for panel, keys in members.items():
-        series = [Series(*identities[key], tuple(of_key)) for key, of_key in keys.items()]
+        series = []
+        for key, of_key in keys.items():
+            method, identity = identities[key]
+            series.append(Series(method, identity, tuple(of_key), about(method, methods)))
         scale: Scale = "return" if any(one.scores is None for one in series) else "score"
         name, task = names[panel]
-        panels.append(Panel(name, scale, tuple(tell_apart(series)), task))
+        panels.append(Panel(name, scale, tuple(tell_apart(series, methods)), task))
     return sorted(panels, key=lambda panel: panel.name), repeats
 
 
 def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
-    """What makes two members seeds of the same thing.
+    """What two members must share to be seeds of one series.
 
-    A task's name stands for its data, which may be drawn anew for each seed; without one, data is known by fingerprint.
+    A task's name stands for its data, which may be drawn anew for each seed; without one, data has a fingerprint.
     """
     settings = {key: value for key, value in member.settings.items() if key != "seed"}
     data = None if config.get("task") else fingerprint(config.get("data"))
@@ -149,10 +137,16 @@ def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
     return {**settings, **rest, "data": data, "evaluations": schedule}
 
 
-def tell_apart(series: Sequence[Series]) -> list[Series]:
+def about(method: str, methods: Methods) -> About:
+    """What is known of a method; an unknown one goes by its own name."""
+    return methods.get(method) or About(printable(method))
+
+
+def tell_apart(series: Sequence[Series], methods: Methods) -> list[Series]:
     """Order the series, and name the settings in which those of one method differ."""
     told = []
-    for method in sorted({one.method for one in series}, key=method_order):
+    known = {method: place for place, method in enumerate(methods)}
+    for method in sorted({one.method for one in series}, key=lambda method: (known.get(method, len(known)), method)):
         own = [one for one in series if one.method == method]
         keys = sorted({key for one in own for key in one.identity if key != "evaluations"})
         varying = [key for key in keys if len({canonical(one.identity.get(key)) for one in own}) > 1]
@@ -163,18 +157,12 @@ def tell_apart(series: Sequence[Series]) -> list[Series]:
     return told
 
 
-def method_order(method: str) -> tuple[int, str]:
-    known = list(METHODS)
-    return (known.index(method) if method in METHODS else len(known), method)
-
-
-def colours(panels: Sequence[Panel]) -> dict[str, int]:
-    """A colour for every method, the same wherever it appears; unknown methods take those that are left, in order."""
-    methods = {one.method for panel in panels for one in panel.series}
-    unknown = sorted(methods - set(METHODS))
-    first = len(METHODS)
-    other = {method: first + index % (COLOURS - first) for index, method in enumerate(unknown)}
-    return {name: method.colour for name, method in METHODS.items()} | other
+def colours(used: Iterable[str], methods: Methods) -> dict[str, int]:
+    """A colour for every method, the same wherever it appears; those without one take what is left, in order."""
+    own = {name: each.colour for name, each in methods.items() if each.colour is not None}
+    others = [*(name for name in methods if name not in own), *sorted(set(used) - set(methods))]
+    left = [colour for colour in range(COLOURS) if colour not in own.values()] or range(COLOURS)
+    return own | {name: left[place % len(left)] for place, name in enumerate(others)}
 
 
 def environment_of(config: Mapping[str, Any]) -> Any:
@@ -189,17 +177,13 @@ def panel_name(config: Mapping[str, Any]) -> str:
 
 
 def data_of(config: Mapping[str, Any], index: int) -> Any:
-    """The member's own data: one set for all members, or one a seed, in turn."""
+    """The member's own data: one set for all members, or one for each seed in turn."""
     data = config.get("data")
     return data[index % len(data)] if isinstance(data, list) and data else data
 
 
 def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:8]
-
-
-def canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 def sortable(value: Any) -> tuple[bool, float, str]:
@@ -211,9 +195,9 @@ def brief(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:g}"
-    return value if isinstance(value, str) else canonical(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def printable(text: str) -> str:
-    """Without control, direction and surrogate characters, which can rewrite a terminal's screen or a page's order."""
+    """The text without control, direction and surrogate characters, which can rewrite a screen or reorder a page."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them: the same decimals in a column, a true minus sign, thousands apart."""
+"""Numbers for readers: the same decimals throughout a column, a true minus sign, thousands separated."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def ticks(values: Sequence[float]) -> list[tuple[float, str]]:
 
 
 def power_of_ten(exponent: float) -> str:
-    """10 to the exponent: in plain digits where they are few."""
+    """10 to the exponent, in plain digits where they are few."""
     if -4 < exponent < 5:
         value = 10**exponent
         return (
@@ -59,7 +59,7 @@ def measured(value: float, scale: Scale, decimals: int | None = None) -> str:
 
 
 def decimals_of(value: float, scale: Scale) -> int:
-    """One for a score; for a return enough to show three figures."""
+    """One for a score; for a return, enough to show three figures."""
     return 1 if scale == "score" else 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
 
 

@@ -1,29 +1,36 @@
 """`report.html`: one page that needs nothing else, made from result files only, the same bytes for the same files."""
 
-import base64
-import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from demosift.files import atomic_write
-from demosift.report import numbers, statistics
-from demosift.report.chart import padded, percent, render
-from demosift.report.curves import diagnostics, learning_curves, origin_style, style_of, weight_chart
-from demosift.report.grid import chosen_tables, read_grids, write_grid_files
-from demosift.report.groups import LAST_EVALUATIONS, METHODS, Panel, Series, colours, group, printable
-from demosift.report.headline import headline
-from demosift.report.paper_section import paper_section
-from demosift.report.table import BEST_NOTE, BOOTSTRAP_SEED, TableRow, explain, span, tabulate
-from demosift.results.folder import is_grid_folder, read_folder
-from demosift.results.reading import Results, Run, label
+import numpy as np
+
+from demosift.report import numbers
+from demosift.report.chart import Axis, Chart, Line, nice_ticks, padded, percent, render
+from demosift.report.document import asset, cell, details, document, header, problem_box, scrolled_table, write_page
+from demosift.report.groups import LAST_EVALUATIONS, Methods, Panel, Series, colours, fingerprint, group, printable
+from demosift.report.paper import chosen_tables, read_tables
+from demosift.report.paper_forms import paper_section, write_grid_files
+from demosift.report.statistics import BOOTSTRAP_SEED, RESAMPLES, student_interval
+from demosift.report.table import BEST_NOTE, TableRow, explain, headline, span, tabulate
+from demosift.report.weights import weight_section
+from demosift.results.folder import REPORT, Results, is_grid_folder, read_folder
+from demosift.results.measured import Curve, MeasuredRun, label
 
 UNREAD_NAMED = 20
+MOST_POINTS = 200  # of a diagnostic; longer ones are averaged over blocks
+FIRST_DIAGNOSTICS = ("discriminator_accuracy", "effective_share", "policy_loss", "discriminator_loss", "weight_mean")
+EXPLAINED = {
+    "discriminator_accuracy": "Discriminator accuracy (0.5 is a guess)",
+    "effective_share": "Effective share (1 is equal weights)",
+    "weight_mean": "Mean weight",
+}
 
 TABLE_NOTE = f"IQM is the mean of the middle half of the seeds. Last is the final evaluation alone. {BEST_NOTE}"
 CURVES_NOTE = """Lines are means over seeds, bands their 95% interval (Student's t). Point at the chart, or focus it and
@@ -36,41 +43,35 @@ never the best one.</li>
 <li>± is the standard deviation over seeds, with n - 1 in the denominator. Evaluation episodes are averaged first; their
 spread is not part of it.</li>
 <li>IQM, the interquartile mean, leaves out a quarter of the seeds, rounded down, at each end. Its interval is the
-stratified percentile bootstrap: {statistics.RESAMPLES:,} resamples from a generator with seed {BOOTSTRAP_SEED}.</li>
+stratified percentile bootstrap: {RESAMPLES:,} resamples from a generator with seed {BOOTSTRAP_SEED}.</li>
 <li>The probability that a seed of one method beats a seed of another counts ties as one half.</li>
 </ul>"""
 
 
-def write_report(folder: str | os.PathLike[str], last: int = LAST_EVALUATIONS) -> Path:
-    """Write `report.html` into the folder, from every run and cell below it, and of a grid its tables and figures.
+def write_report(folder: str | os.PathLike[str], methods: Methods, last: int = LAST_EVALUATIONS) -> Path:
+    """Write `report.html` into the folder, from every run and cell below it; for a grid, tables and figures too.
 
-    `last`: the most evaluations that the page averages; the paper's tables average ten.
+    `methods`: what is known of them (`demosift.algorithms.facts`); one that is not there goes by its own name.
+    `last`: at most how many evaluations the page averages; the paper's tables average ten.
     """
     results = read_folder(folder)
     if is_grid_folder(Path(folder)):
-        _, problems = write_grid_files(Path(folder), results)
+        problems = write_grid_files(Path(folder), results, methods)
         results = replace(results, problems=(*results.problems, *problems))
-    page = render_page(results, last)
-    path = Path(folder) / "report.html"
-    with atomic_write(path) as temporary:
-        # JSON may hold half of a surrogate pair, which no encoding takes.
-        temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
-    return path
+    return write_page(Path(folder) / REPORT, render_page(results, methods, last))
 
 
-def render_page(results: Results, last: int = LAST_EVALUATIONS) -> str:
-    panels, repeats = group(results)
-    of_method = colours(panels)
-    grids = read_grids(results)
+def render_page(results: Results, methods: Methods, last: int = LAST_EVALUATIONS) -> str:
+    panels, repeats = group(results.every_run, methods)
+    of_method = colours({series.method for panel in panels for series in panel.series}, methods)
     sentence, sureness = headline(panels, last)
     title = " · ".join(["demosift", *(panel.name for panel in panels[:3])])
     body = [
-        f'<header><p class="kicker">{escape(title)}</p><h1>{escape(sentence)}</h1>'
-        f'<p class="lede">{escape(sureness)}</p>{facts(panels, last)}</header>',
-        problem_box([*results.problems, *repeats]),
-        *(paper_section(table, of_method) for table in chosen_tables(grids)),
+        header(title, sentence, sureness, facts(panels, last)),
+        problem_box("Left out", [*results.problems, *repeats]),
+        *(paper_section(table, of_method) for table in chosen_tables(read_tables(results, methods))),
         *(panel_section(panel, of_method, last, len(panels) > 1) for panel in panels),
-        weight_section(results.weights),
+        weight_section(results.weights, methods),
         diagnostics_part(panels, of_method),
         details("How the numbers are made", METHOD_NOTES) if panels else "",
         config_part(results.runs),
@@ -80,32 +81,10 @@ def render_page(results: Results, last: int = LAST_EVALUATIONS) -> str:
     return document(title, body, asset("page.css"), asset("page.js"))
 
 
-def asset(name: str) -> str:
-    return resources.files("demosift.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def document(title: str, body: Sequence[str], style: str, script: str) -> str:
-    """The whole page. Should anything from a file ever reach it unescaped, the browser runs this script alone."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sources = {"default": "'none'", "style": "'unsafe-inline'", "script": f"'sha256-{digest}'"}
-    policy = (
-        "; ".join(f"{kind}-src {source}" for kind, source in sources.items()) + "; base-uri 'none'; form-action 'none'"
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title>\n<style>{style}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n</main>\n<script>{script}</script></body></html>\n"
-    )
-
-
-def facts(panels: Sequence[Panel], last: int) -> str:
+def facts(panels: Sequence[Panel], last: int) -> list[tuple[str, str]]:
     rows = tabulate(panels, last)
     if not rows:
-        return ""
+        return []
     methods = len({(row.method, row.setting) for row in rows})
     seeds = span([row.seeds for row in rows])
     items = [
@@ -116,14 +95,7 @@ def facts(panels: Sequence[Panel], last: int) -> str:
     ]
     if len(panels) > 1:
         items.insert(0, (str(len(panels)), "tasks" if any(panel.task for panel in panels) else "environments"))
-    return '<dl class="facts">' + "".join(f"<div><dt>{n}</dt><dd>{v}</dd></div>" for v, n in items) + "</dl>"
-
-
-def problem_box(problems: Sequence[str]) -> str:
-    if not problems:
-        return ""
-    items = "".join(f"<li>{escape(printable(problem))}</li>" for problem in problems)
-    return f'<section class="problems"><h2>Left out</h2><ul>{items}</ul></section>'
+    return items
 
 
 def panel_section(panel: Panel, of_method: Mapping[str, int], last: int, named: bool) -> str:
@@ -143,14 +115,8 @@ def table(panel: Panel, rows: Sequence[TableRow], of_method: Mapping[str, int], 
     unit = ", %" if panel.scale == "score" else ""
     has_setting = any(row.setting for row in rows)
     heads = [("Method", ""), *([("Setting", "")] if has_setting else []), ("Seeds", "n"), (f"Score{unit}", "n")]
-    heads += [
-        ("Each seed", "strip"),
-        (f"IQM{unit}", "n"),
-        ("95% interval", "n"),
-        ("Return", "n"),
-        ("Last", "n"),
-        ("Best", "n faint"),
-    ]
+    heads += [("Each seed", "strip"), (f"IQM{unit}", "n"), ("95% interval", "n"), ("Return", "n"), ("Last", "n")]
+    heads += [("Best", "n faint")]
     head = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for text, kind in heads)
     low, high = padded(
         [v for s in panel.series for v in s.final(panel.scale, last)] + ([0.0, 1.0] if unit else []), 0.03
@@ -158,7 +124,7 @@ def table(panel: Panel, rows: Sequence[TableRow], of_method: Mapping[str, int], 
     best = max(row.mean for row in rows)
     body = []
     for series, row in zip(panel.series, rows, strict=True):
-        idea = f"<small>{escape(series.idea)}</small>" if series.idea and not series.variant else ""
+        idea = f"<small>{escape(series.about.idea)}</small>" if series.about.idea and not series.variant else ""
         style = style_of(series, of_method)
         texts = [
             f'<th scope="row"><div><i class="dot {style}"></i><span>{escape(series.name)}{idea}</span></div></th>',
@@ -173,14 +139,7 @@ def table(panel: Panel, rows: Sequence[TableRow], of_method: Mapping[str, int], 
             cell("Best, not a result", numbers.measured(row.best, row.scale), "n faint"),
         ]
         body.append(f"<tr{' class=best' if row.mean == best and len(rows) > 1 else ''}>{''.join(texts)}</tr>")
-    return (
-        f'<div class="scroll"><table class="results"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def cell(heading: str, text: str, kind: str = "n") -> str:
-    return f'<td class="{kind}" data-label="{escape(heading)}">{escape(text)}</td>'
+    return scrolled_table("results", head, body)
 
 
 def strip(series: Series, row: TableRow, low: float, high: float, style: str, last: int) -> str:
@@ -194,56 +153,69 @@ def strip(series: Series, row: TableRow, low: float, high: float, style: str, la
     return f'<span class="track {style}">{ends}{dots}<b style="left:{place(row.mean)}"></b></span>'
 
 
-def weight_section(weights: Mapping[str, Any]) -> str:
-    if not weights:
-        return ""
-    parts = []
-    for place, (method, histogram) in enumerate(sorted(weights.items())):
-        name = METHODS[method].name if method in METHODS else printable(method)
-        said = separation_in_words(histogram["separation"])
-        parts.append(
-            f'<p class="said">{escape(said)}</p>{shares(histogram)}{render(weight_chart(name, histogram, place))}'
-        )
-    return f"<section><h2>Which samples count</h2>{''.join(parts)}</section>"
+def style_of(series: Series, colours: Mapping[str, int]) -> str:
+    """The method's colour, and a dash for each further setting of it."""
+    return f"c{colours[series.method]} d{series.variant % 4}"
 
 
-def separation_in_words(separation: Mapping[str, Any] | None) -> str:
-    if separation is None:
-        return "Where the samples come from is not known well enough to say how well the weights separate them."
-    auc, better, worse = separation["auc"], printable(separation["better"]), printable(separation["worse"])
-    grades = (
-        (0.97, "almost perfectly"),
-        (0.85, "well"),
-        (0.6, "in part"),
-        (0.4, "hardly"),
-        (-1, "the wrong way round"),
-    )
-    grade = next(words for above, words in grades if auc > above)
-    return (
-        f"The weights tell {better} from {worse} samples {grade}: a {better} one weighs more than a {worse} one with "
-        f"probability {numbers.number(auc, 3)} (the AUC)."
+def training_line(
+    series: Series, colours: Mapping[str, int], curve: Curve, value: Sequence[str], factor: float = 1, **rest: Any
+) -> Line:
+    return Line(
+        key=f"{fingerprint(series.method)}/{series.variant}",
+        name=series.title,
+        style=style_of(series, colours),
+        x=curve.iteration.astype(np.float64),
+        y=factor * curve.value,
+        title=[f"iteration {i:,}" for i in curve.iteration.tolist()],
+        value=value,
+        **rest,
     )
 
 
-def shares(histogram: Mapping[str, Any]) -> str:
-    """Who has the samples, and who has the weight."""
-    total = sum(origin["rows"] for origin in histogram["origins"])
-    any_zero = any(origin["zero"] for origin in histogram["origins"])
-    heads = ["Samples", "Share of samples, %", "Share of weight, %", *(["Weigh nothing"] if any_zero else [])]
-    body = []
-    for index, origin in enumerate(histogram["origins"]):
-        texts = [f"{origin['rows']:,}", numbers.number(100 * origin["rows"] / max(total, 1), 1)]
-        texts += [numbers.number(100 * origin["weight_share"], 1), *([f"{origin['zero']:,}"] if any_zero else [])]
-        name = (
-            f'<i class="dot {origin_style(origin["name"], index)}"></i><span>{escape(printable(origin["name"]))}</span>'
-        )
-        cells = "".join(cell(head, text) for head, text in zip(heads, texts, strict=True))
-        body.append(f'<tr><th scope="row"><div>{name}</div></th>{cells}</tr>')
-    head = "".join(f'<th scope="col" class="n">{text}</th>' for text in heads)
-    return (
-        f'<table class="shares"><thead><tr><th scope="col">Origin</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table>"
-    )
+def training_chart(title: str, lines: Sequence[Line], shown: Sequence[float], ticks: int, **rest: Any) -> Chart:
+    """`shown` are values that the y axis must have room for besides the lines."""
+    first, last = min(int(line.x[0]) for line in lines), max(int(line.x[-1]) for line in lines)
+    first = first if first < last else 0
+    last = max(last, first + 1)
+    labels = [(tick, numbers.compact(int(tick))) for tick in nice_ticks(first, last) if tick == int(tick)]
+    ends = [end for line in lines for end in (line.y, line.low, line.high) if end is not None]
+    low, high = padded(np.concatenate([*ends, shown]))
+    y = Axis(low, high, numbers.ticks(nice_ticks(low, high, ticks)))
+    return Chart(title, "iterations", Axis(first, last, labels), y, lines, **rest)
+
+
+def learning_curves(panel: Panel, colours: Mapping[str, int], last: int = LAST_EVALUATIONS) -> Chart:
+    """Mean over seeds at every evaluation, with Student's 95% interval of that mean."""
+    scale, factor = panel.scale, 100 if panel.scale == "score" else 1
+    lines = []
+    for series in panel.series:
+        seeds = series.measured(scale)
+        curve = Curve(series.members[0].iteration, seeds.mean(axis=0))
+        low, high = student_interval(seeds)
+        value = [
+            numbers.measured(c, scale) + (f"  ({numbers.interval(a, b, scale)})" if math.isfinite(a) else "")
+            for c, a, b in zip(curve.value, low, high, strict=True)
+        ]
+        note = numbers.measured(float(series.final(scale, last).mean()), scale)
+        bands = {"low": factor * low, "high": factor * high}
+        lines.append(training_line(series, colours, curve, value, factor, **bands, note=note))
+    title = "Score over training, % of the expert's" if scale == "score" else "Return over training"
+    references = [(100.0, "expert"), (0.0, "random")] if scale == "score" else []
+    window = averaged_window(panel, last)
+    return training_chart(title, lines, [at for at, _ in references], 5, references=references, window=window)
+
+
+def averaged_window(panel: Panel, last: int) -> tuple[float, float] | None:
+    """Where the reported number comes from, if it is the same stretch for every method."""
+    windows = set()
+    for series in panel.series:
+        iteration = series.members[0].iteration
+        windows.add((float(iteration[-series.num_averaged(last)]), float(iteration[-1])))
+    if len(windows) > 1:
+        return None
+    start, end = windows.pop()
+    return (start, end) if start < end else None
 
 
 def diagnostics_part(panels: Sequence[Panel], of_method: Mapping[str, int]) -> str:
@@ -261,7 +233,41 @@ def diagnostics_part(panels: Sequence[Panel], of_method: Mapping[str, int]) -> s
     return details("Losses and diagnostics", "".join(parts) + note) if parts else ""
 
 
-def config_part(runs: Sequence[Run]) -> str:
+def diagnostics(panel: Panel, colours: Mapping[str, int]) -> list[Chart]:
+    """A small chart for every loss and measure, with the methods that have it."""
+    names = {name for series in panel.series for member in series.members for name in member.diagnostics}
+    rank = {name: place for place, name in enumerate(FIRST_DIAGNOSTICS)}
+    charts = []
+    for name in sorted(names, key=lambda name: (rank.get(name, len(rank)), name)):
+        lines = []
+        for series in panel.series:
+            curve = mean_curve([member.diagnostics[name] for member in series.members if name in member.diagnostics])
+            if curve is not None:
+                value = [numbers.rounded(value) for value in curve.value.tolist()]
+                lines.append(training_line(series, colours, curve, value))
+        if lines:
+            title = EXPLAINED.get(name, printable(name.replace("_", " ").capitalize()))
+            charts.append(training_chart(title, lines, [], 4, small=True))
+    return charts
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve | None:
+    """The mean over seeds that were logged at the same iterations, thinned to what a small chart can show.
+
+    Thinning takes means of blocks, each shown at its last iteration; a block with a gap in it is a gap.
+    """
+    if not curves or any(not np.array_equal(curve.iteration, curves[0].iteration) for curve in curves):
+        return None
+    iteration, values = curves[0].iteration, np.stack([curve.value for curve in curves])
+    measured = ~np.isnan(values)
+    count = measured.sum(axis=0)
+    centre = np.where(count > 0, np.where(measured, values, 0).sum(axis=0) / np.maximum(count, 1), np.nan)
+    block = -(-len(iteration) // MOST_POINTS)
+    whole = len(iteration) // block * block
+    return Curve(iteration[:whole].reshape(-1, block)[:, -1], centre[:whole].reshape(-1, block).mean(axis=1))
+
+
+def config_part(runs: Sequence[MeasuredRun]) -> str:
     parts = "".join(
         details(
             label(run.name),
@@ -280,18 +286,10 @@ def unread_part(unread: Sequence[str]) -> str:
     return details(f"{numbers.count_of(len(unread), 'other file')} in the folder, not read", f"<ul>{named}{more}</ul>")
 
 
-def details(summary: str, content: str) -> str:
-    return f"<details><summary>{escape(printable(summary))}</summary>{content}</details>"
-
-
-def footer(runs: Sequence[Run]) -> str:
-    versions = sorted({version for run in runs if (version := version_of(run))})
+def footer(runs: Sequence[MeasuredRun]) -> str:
+    found = [run.config.get("versions") for run in runs]
+    named = {each.get("demosift") for each in found if isinstance(each, dict)}
+    versions = sorted(version for version in named if isinstance(version, str) and version)
     made = f" of demosift {', '.join(versions)}" if versions else ""
     text = f"Made from {numbers.count_of(len(runs), 'run')}{made}. The same files give the same page, byte for byte."
     return f"<footer>{escape(printable(text))}</footer>"
-
-
-def version_of(run: Run) -> str | None:
-    versions = run.config.get("versions")
-    found = versions.get("demosift") if isinstance(versions, dict) else None
-    return found if isinstance(found, str) else None

@@ -1,19 +1,17 @@
 """The training curves of online SAC, as the paper draws them: `python -m demosift.report.sac FOLDER`.
 
-FOLDER holds the `curve.jsonl` of each environment that `demosift collect` wrote, as ENV.jsonl; the figure goes there.
+FOLDER holds the `curve.jsonl` that `demosift collect` wrote for each environment, as ENV.jsonl; the figure goes there.
 """
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
-from demosift.files import atomic_write
+from demosift.files import Unusable, parse_json, read_text
+from demosift.report.drawing import figure, save
 from demosift.simulation.environments import reference_returns
 from demosift.types import InputError
 
@@ -21,13 +19,13 @@ COLOUR = "#0a6aa8"
 
 
 def read_curve(path: Path) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray, "steps agents"]]:
-    """Steps, and the mean return of each agent's evaluation there."""
+    """The steps of the evaluations, and the mean return of each agent in each."""
     by_step: dict[int, dict[tuple[int, int], float]] = defaultdict(dict)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, str(path)).splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line, str(path))
             by_step[row["step"]][row.get("setting", 0), row["seed"]] = float(row["return_mean"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (Unusable, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: line {number} is not a line of a SAC curve") from error
     agents = {agent for values in by_step.values() for agent in values}
     steps = sorted(step for step, values in by_step.items() if set(values) == agents)
@@ -43,10 +41,9 @@ def draw(folder: str | Path) -> Path:
     if not curves:
         raise InputError(f"{folder}: no ENV.jsonl here")
     paper = reference_returns()["paper"]
-    with mpl.rc_context({"svg.hashsalt": "demosift", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(3.0 * len(curves), 2.6), layout="constrained")
+    with figure(3.0 * len(curves), 2.6) as drawn:
         for axes, (name, (steps, returns)) in zip(
-            figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
+            drawn.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
         ):
             axes.plot(steps / 1e6, returns, color=COLOUR, alpha=0.3, linewidth=0.8)
             axes.plot(steps / 1e6, returns.mean(axis=1), color=COLOUR, linewidth=1.8)
@@ -54,11 +51,8 @@ def draw(folder: str | Path) -> Path:
                 axes.axhline(paper[name]["expert"]["mean"], color="0.4", linestyle=":", linewidth=1)
             axes.set_title(name)
             axes.set_xlabel("million steps")
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.supylabel("return", fontsize=9)
-        for suffix in ("svg", "png"):
-            with atomic_write(folder / f"sac-curves.{suffix}") as temporary:
-                figure.savefig(temporary, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+        drawn.supylabel("return", fontsize=9)
+        save(drawn, folder / "sac-curves")
     return folder / "sac-curves.svg"
 
 

@@ -1,98 +1,86 @@
-"""`report.html` of a scores folder: the verdict, the episodes, and what it rests on.
+"""`report.html` of a scores folder: the verdict, the episodes, and the evidence.
 
-Made from `summary.json` and `page.json` alone, which `demosift score` wrote, so the same files give the same page, byte
-for byte, and a million rows cost no more than a thousand. Nothing that stands in a file reaches the page unescaped.
+It is made from `summary.json` and `page.json` alone, so the same files give the same page, byte for byte, and a million
+rows cost no more than a thousand. Nothing from a file reaches the page unescaped.
 """
 
 import json
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from demosift.files import atomic_write
-from demosift.report.chart import embed, percent
-from demosift.report.groups import printable
-from demosift.report.page import asset, details, document
-from demosift.report.sift_charts import quality_section, weight_section
-from demosift.report.sift_episodes import episode_section, level_text
-from demosift.types import InputError
+import numpy as np
 
-METHODS = {"bc": "BC", "nbcu": "NBCU", "wbcu": "WBCU"}
+from demosift.files import Unusable
+from demosift.report import numbers
+from demosift.report.chart import Axis, Chart, Line, embed, percent, render
+from demosift.report.document import asset, details, document, header, problem_box, write_page
+from demosift.report.groups import Methods, about, printable
+from demosift.report.weights import shares, weight_chart
+from demosift.results.folder import REPORT
+from demosift.results.scores import PAGE, SUMMARY, read_page
+
+HIGHLIGHTED = 5  # best and worst episodes
+UNIT = Axis(0.0, 1.0, [(0.0, "0"), (0.25, "0.25"), (0.5, "0.5"), (0.75, "0.75"), (1.0, "1")])
+ENDS = np.array([0.0, 1.0])
+IDEAL = Line("ideal", "ideal", "c0 d2", ENDS, ENDS, ["", ""], ["", ""], stops=np.array([]))
 
 METHOD_NOTES = """<ul>
 <li>A weight estimates d_E(s,a)/d_U(s,a), how much more common a row is in the expert's data than in the union. Every
-row is weighed by models that were trained without it and without its episode, or the stretch of it around the row where
-there are few episodes.</li>
-<li>Near an expert state: no farther than 95% of expert states are from other expert states, a stretch of their own
-episode left out. The expert's action: no farther from those at the five nearest expert states than 95% of expert
-actions are. So about 5% of the expert's own rows would count as other states or actions.</li>
-<li>Expert-like: weighs as much as at least a tenth of held-out expert rows do. The share is divided by the nine
-tenths of them of which that is true.</li>
+row is weighed by models that were trained without its episode or, where there are few episodes, without the stretch of
+the episode around the row.</li>
+<li>A row is near an expert state if the nearest one is no farther away than the nearest other state is for 95% of the
+expert's own rows. It has the expert's action if its action is as close to those taken at the five nearest expert states
+as the actions of 95% of the expert's own rows are. An expert row is not compared with the stretch of its own episode
+around it. By construction, about 5% of the expert's own rows count as other states or actions.</li>
+<li>A row is expert-like if its weight reaches the 10% quantile of the weights of held-out expert rows. Nine in ten
+expert rows reach it, so the share of the pile that does is divided by 0.9.</li>
 <li>Effective rows: (sum of weights)² / sum of squared weights over the union, the number of equally weighted rows that
 learning from it is worth.</li>
-<li>Calibration compares w/(1+w) with how often rows of that value are the expert's, expert set and union drawn equally
-often. Rewards and origins are never shown to a scorer.</li>
+<li>Calibration compares w/(1+w) with how often rows of that value are the expert's, when the expert set and the union
+are drawn equally often. A scorer never sees rewards or origins.</li>
 </ul>"""
 
 
-def is_scores_folder(folder: str | os.PathLike[str]) -> bool:
-    return all((Path(folder) / name).is_file() for name in ("scores.parquet", "summary.json", "page.json"))
-
-
-def write_sift_page(folder: str | os.PathLike[str]) -> Path:
+def write_sift_page(folder: str | os.PathLike[str], methods: Methods) -> Path:
     """Write `report.html` into the folder, from the files that are in it."""
-    summary, content = (read(Path(folder) / name) for name in ("summary.json", "page.json"))
+    folder = Path(folder)
+    summary, content = read_page(folder)
     try:
-        page = render_sift_page(summary, content)
+        page = render_sift_page(summary, content, methods)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise InputError(f"{Path(folder) / 'page.json'}: it and summary.json are not what score writes") from error
-    path = Path(folder) / "report.html"
-    with atomic_write(path) as temporary:
-        # JSON may hold half of a surrogate pair, which no encoding takes.
-        temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
-    return path
+        raise Unusable(f"{folder / PAGE}: it and {SUMMARY} are not what score writes") from error
+    return write_page(folder / REPORT, page)
 
 
-def read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a JSON object")
-    return content
-
-
-def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], methods: Methods) -> str:
     seen = summary["diagnosis"]
-    pile = Path(str(summary["supplementary"]["path"])).name
-    title = f"demosift · {printable(pile)}"
+    supplementary = Path(str(summary["supplementary"]["path"])).name
+    title = f"demosift · {printable(supplementary)}"
+    warnings = [*(one["text"] for one in seen["warnings"]), *summary["warnings"]]
+    summary_text = json.dumps(summary, indent=2, sort_keys=True, ensure_ascii=False)
     body = [
-        header(summary, seen),
-        warning_box(summary, seen),
+        verdict(summary, seen, methods),
+        problem_box("Before you believe it", list(map(str, warnings))),
         sample_section(seen),
         episode_section(summary, content["episodes"]),
         weight_section(summary, content),
         map_section(content["map"], seen),
         quality_section(seen, content["truth"]),
         details("How the numbers are made", METHOD_NOTES),
-        details("Everything in summary.json", f"<pre>{escape(as_text(summary))}</pre>"),
+        details("Everything in summary.json", f"<pre>{escape(summary_text)}</pre>"),
         footer(summary),
         f'<script type="application/json" id="sift">{embed(for_script(content))}</script>',
     ]
     return document(title, body, asset("page.css") + asset("sift_page.css"), asset("page.js") + asset("sift_page.js"))
 
 
-def as_text(summary: Mapping[str, Any]) -> str:
-    return json.dumps(summary, indent=2, sort_keys=True, ensure_ascii=False)
-
-
 def for_script(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and strips. Names stay in the document, where they are escaped already."""
+    """Numbers and strips for the script. Names stay in the document, where they are escaped."""
     place = content["map"]
     return {
         "scale": {name: float(content["scale"][name]) for name in ("low", "middle", "high")},
@@ -104,10 +92,10 @@ def for_script(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def header(summary: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
+def verdict(summary: Mapping[str, Any], seen: Mapping[str, Any], methods: Methods) -> str:
     like, effective = seen["expert_like"], seen["effective_sample_size"]
-    expert, pile = (printable(str(summary[name]["path"])) for name in ("expert", "supplementary"))
-    method = METHODS.get(seen["advised"], "unclear")
+    expert, supplementary = (printable(str(summary[name]["path"])) for name in ("expert", "supplementary"))
+    method = "unclear" if seen["advised"] is None else about(seen["advised"], methods).name
     items = [
         (method, "advised"),
         (f"{float(like['share']):.0%}", "of the pile is expert-like"),
@@ -115,25 +103,15 @@ def header(summary: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
             f"{int(effective['expert']['rows']):,} → {float(effective['union']['rows']):,.0f}",
             "effective rows, expert → union",
         ),
-        (f"{float(seen['held_out']['auc']):.2f}", f"held-out AUC; {1 - float(like['share']) / 2:.2f} is the most here"),
+        (f"{float(seen['held_out']['auc']):.2f}", f"held-out AUC; at most {1 - float(like['share']) / 2:.2f} here"),
         (f"{float(seen['states']['covered']):.0%}", "of expert states covered"),
     ]
-    facts = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for value, what in items)
-    return (
-        f'<header><p class="kicker">demosift · {escape(pile)} against {escape(expert)}</p>'
-        f'<h1>{escape(printable(seen["headline"]))}</h1><p class="lede">{escape(printable(seen["reason"]))}</p>'
-        f'<dl class="facts">{facts}</dl></header>'
-    )
-
-
-def warning_box(summary: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
-    warnings = [*(one["text"] for one in seen["warnings"]), *summary["warnings"]]
-    items = "".join(f"<li>{escape(printable(str(text)))}</li>" for text in warnings)
-    return f'<section class="problems"><h2>Before you believe it</h2><ul>{items}</ul></section>' if items else ""
+    kicker = f"demosift · {supplementary} against {expert}"
+    return header(kicker, printable(seen["headline"]), printable(seen["reason"]), items)
 
 
 def sample_section(seen: Mapping[str, Any]) -> str:
-    """The paper's table of samples, with this pile's shares in it."""
+    """The paper's table of samples, with the shares of this supplementary set."""
     cells = (
         ("helps", "o-clean", float(seen["samples"]["helpful"]), "expert state, expert action"),
         ("harms", "o-noisy", float(seen["samples"]["harmful"]), "expert state, another action"),
@@ -147,10 +125,117 @@ def sample_section(seen: Mapping[str, Any]) -> str:
     covered = float(seen["states"]["covered"])
     return (
         '<section><h2>What the pile is made of</h2><p class="said">'
-        "A sample on a state of the expert's helps cloning if its action is the expert's too, and harms it if not; one "
-        "on another state does little of either (the paper's Table 1). By nearest neighbours:</p>"
+        "A sample on an expert state helps cloning if its action is the expert's too, and harms it if not; one on "
+        "another state does little of either (the paper's Table 1). By nearest neighbours:</p>"
         f'<div class="mix">{bar}</div><ul class="mix-keys">{keys}</ul><p class="note">'
         f"Coverage: {covered:.0%} of the expert's states have a state of the pile nearby.</p></section>"
+    )
+
+
+def episode_section(summary: Mapping[str, Any], episodes: Mapping[str, Any]) -> str:
+    supplementary, expert = episodes["supplementary"], episodes["expert"]
+    shown, total = supplementary["shown"], int(supplementary["total"])
+    names = supplementary["origins"]
+    few = min(HIGHLIGHTED, len(shown) // 2)
+    panels = ""
+    if few:
+        own = card("The expert's own, for comparison", expert["shown"][:3], expert["origins"], "reference", False)
+        best = card("Best of the pile", shown[:few], names, "good")
+        worst = card("Worst of the pile", shown[::-1][:few], names, "bad")
+        panels = f'<div class="cards">{best}{worst}</div>{own}'
+    threshold = float(summary["threshold"])
+    note = f"All {numbers.count_of(total, 'episode')}."
+    if len(shown) < total:
+        note = f"The best, the worst, and evenly spaced ones between: {len(shown):,} of {total:,} episodes. "
+        note += "episodes.parquet has all."
+    has_origin = any("origin" in one for one in shown)
+    heads = [("rank", "Rank"), ("episode", "Episode"), ("rows", "Steps"), ("kept", "Kept"), ("typical", "Weight")]
+    head = "".join(
+        f'<th scope="col" class="n" data-sort="{key}"><button type="button">{name}</button></th>' for key, name in heads
+    )
+    head += '<th scope="col">Truth</th>' if has_origin else ""
+    rows = "".join(episode_row(one, names, has_origin, place, len(shown)) for place, one in enumerate(shown))
+    path = shlex.quote(printable(str(summary["supplementary"]["path"])))
+    return (
+        '<section id="episodes"><h2>Which episodes</h2><p class="said">Each strip is an episode from its first step '
+        f'to its last: <b class="o-clean">green</b> weighs {threshold:g} or more and is kept, '
+        f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.</p>{panels}"
+        '<div class="tools"><input type="search" id="find" placeholder="Find an episode or origin" '
+        'aria-label="Find an episode or origin"><span id="counted" class="faint"></span></div>'
+        f'<div class="ranking"><table><thead><tr>{head}<th scope="col" class="wide">Steps, first to last</th></tr>'
+        f"</thead><tbody>{rows}</tbody></table></div>"
+        f'<p class="note">{note} Kept is the share of steps that weigh {threshold:g} or more; weight is the geometric '
+        "mean over steps, by which episodes are ranked. To drop the rest:</p>"
+        f"<pre>demosift filter {escape(path)} --scores SCORES --out KEPT</pre></section>"
+    )
+
+
+def episode_row(one: Mapping[str, Any], names: Sequence[str], has_origin: bool, place: int, count: int) -> str:
+    values = {key: int(one[key]) for key in ("rank", "episode", "rows")}
+    kept, typical = float(one["kept"]), float(one["typical"])
+    data = " ".join(f'data-{key}="{value}"' for key, value in (values | {"kept": kept, "typical": typical}).items())
+    mark = "top" if place < HIGHLIGHTED <= count // 2 else "end" if place >= count - HIGHLIGHTED >= count // 2 else ""
+    origin = f"<td>{escape(origin_name(one, names))}</td>" if has_origin else ""
+    return (
+        f'<tr class="{mark}" {data}><td class="n">{values["rank"]}</td><td class="n">{values["episode"]}</td>'
+        f'<td class="n">{values["rows"]:,}</td><td class="n">{kept:.0%}</td>'
+        f'<td class="n">{escape(numbers.rounded(typical))}</td>{origin}'
+        f'<td class="wide">{canvas(one)}</td></tr>'
+    )
+
+
+def origin_name(one: Mapping[str, Any], names: Sequence[str]) -> str:
+    return printable(names[int(one["origin"])]) if "origin" in one else numbers.MISSING
+
+
+def canvas(one: Mapping[str, Any]) -> str:
+    return (
+        f'<canvas class="cells" data-cells="{level_text(one["strip"])}" data-rows="{int(one["rows"])}" '
+        f'aria-label="weights of episode {int(one["episode"])}"></canvas>'
+    )
+
+
+def level_text(text: str) -> str:
+    """A strip as `score` writes it: letters and digits only."""
+    if not (text.isascii() and text.isalnum()):
+        raise ValueError("not a strip of weights")
+    return text
+
+
+def card(title: str, episodes: Sequence[Mapping[str, Any]], names: Sequence[str], kind: str, told: bool = True) -> str:
+    items = []
+    for one in episodes:
+        origin = f" · {escape(origin_name(one, names))}" if told and "origin" in one else ""
+        said = f"<b>Episode {int(one['episode'])}</b><span>{float(one['kept']):.0%} kept{origin}</span>"
+        items.append(f"<li><p>{said}</p>{canvas(one)}</li>")
+    return f'<div class="card {kind}"><h3>{title}</h3><ul>{"".join(items)}</ul></div>'
+
+
+def weight_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    truth = content["truth"]
+    chart = render(histogram_chart("Share of the rows of each set", content["histogram"], 0))
+    said = (
+        f"{float(summary['kept']):.0%} of the pile's rows weigh {float(summary['threshold']):g} or more. A row that "
+        "weighs 1 is as common in the expert's data as in the union."
+    )
+    known = ""
+    if truth is not None:
+        known = (
+            f"<h3>By true origin</h3>{shares(truth['histogram'])}"
+            f"{render(histogram_chart('Share of the rows of each origin', truth['histogram'], 1))}"
+        )
+    return f'<section><h2>Weights</h2><p class="said">{said}</p>{chart}{known}</section>'
+
+
+def histogram_chart(title: str, histogram: Mapping[str, Any], place: int) -> Chart:
+    """Heights are square roots: weights crowd at both ends, and those between must be visible too."""
+    chart = weight_chart("", histogram, place)
+    ticks = [(share**0.5, f"{share}%") for share in (0, 1, 5, 20, 50, 100) if share <= chart.y.high]
+    return replace(
+        chart,
+        title=f"{title} by weight, heights as square roots",
+        y=Axis(0.0, chart.y.high**0.5, ticks),
+        lines=[replace(line, y=np.sqrt(line.y)) for line in chart.lines],
     )
 
 
@@ -172,6 +257,53 @@ def map_section(place: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
         '</div><div class="plot map"><canvas id="map" aria-label="map of states"></canvas></div>'
         f'<p class="note">{note}</p></section>'
     )
+
+
+def quality_section(seen: Mapping[str, Any], truth: Mapping[str, Any] | None) -> str:
+    held_out = seen["held_out"]
+    auc, error = float(held_out["auc"]), float(held_out["calibration_error"])
+    share = float(seen["expert_like"]["share"])
+    rocs = [roc_line(0, "expert set against pile, held out", "o-expert", held_out["roc"], auc)]
+    calibrations = [calibration_line(0, "expert set against union, held out", "o-expert", held_out["calibration"])]
+    said = (
+        f"A held-out expert row outweighs a row of the pile with probability {auc:.2f}. That is the AUC; as "
+        f"{share:.0%} of the pile is expert-like, it cannot be much above {1 - share / 2:.2f}. Stated and found "
+        f"probabilities differ by {error:.3f} on average."
+    )
+    if truth is not None and truth["auc"] is not None:
+        good, other = (" or ".join(printable(str(name)) for name in truth[key]) for key in ("good", "other"))
+        right = float(truth["auc"])
+        rocs.append(roc_line(1, f"truth: {good} against {other}", "o-clean", truth["roc"], right))
+        calibrations.append(calibration_line(1, f"truth: {good}", "o-clean", truth["calibration"]))
+        said += f" By the origins in the file, a {good} row outweighs a {other} one with probability {right:.3f}."
+    charts = (
+        Chart("ROC: share of the better rows above a threshold", "share of the others above it", UNIT, UNIT, rocs),
+        Chart(
+            "Calibration: found share, by stated chance",
+            "stated chance to be the expert's",
+            UNIT,
+            UNIT,
+            [*calibrations, IDEAL],
+        ),
+    )
+    return (
+        f'<section><h2>Can the discriminator tell?</h2><p class="said">{escape(said)}</p>'
+        f'<div class="pair">{"".join(map(render, charts))}</div></section>'
+    )
+
+
+def roc_line(number: int, name: str, style: str, curve: Sequence[Sequence[float]], auc: float) -> Line:
+    x, y = np.asarray(curve, np.float64).reshape(-1, 2).T
+    titles, values = [f"{one:.0%} of the others" for one in x.tolist()], [f"{one:.0%}" for one in y.tolist()]
+    return Line(f"roc {number}", name, f"{style} d0", x, y, titles, values, note=f"AUC {numbers.number(auc, 3)}")
+
+
+def calibration_line(number: int, name: str, style: str, bins: Sequence[Mapping[str, float]]) -> Line:
+    keys = ("predicted", "found", "rows")
+    x, y, rows = np.array([[float(one[key]) for key in keys] for one in bins]).reshape(-1, 3).T
+    titles = [f"stated {one:.2f}" for one in x.tolist()]
+    values = [f"found {one:.2f}  ({n:,.0f} rows)" for one, n in zip(y.tolist(), rows.tolist(), strict=True)]
+    return Line(f"calibration {number}", name, f"{style} d0", x, y, titles, values)
 
 
 def footer(summary: Mapping[str, Any]) -> str:

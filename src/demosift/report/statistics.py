@@ -1,8 +1,8 @@
 """The statistics of a few seeds: what is reported, and how sure one can be of it.
 
 Interquartile mean, stratified bootstrap and probability of improvement are rliable's (Agarwal et al. 2021, "Deep
-reinforcement learning at the edge of the statistical precipice"). A stratum is what is never mixed when seeds are
-resampled: one environment and task. Everything random takes an explicit generator.
+reinforcement learning at the edge of the statistical precipice"). A stratum is one environment and task; seeds are
+resampled within it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,87 +11,72 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+BOOTSTRAP_SEED = 0
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
 Scores = Float[np.ndarray, "seeds"]
-Statistic = Callable[[Float[np.ndarray, "*rows seeds"]], Float[np.ndarray, "*rows"]]
+Resampled = Float[np.ndarray, "*resamples seeds"]
+Values = Float[np.ndarray, "*resamples"]
 Interval = tuple[float, float]
+UNKNOWN: Interval = (np.nan, np.nan)
 
 
-def mean(scores: Float[np.ndarray, "*rows seeds"]) -> Float[np.ndarray, "*rows"]:
-    return np.mean(scores, axis=-1)
+def sample_std(scores: Float[np.ndarray, "..."], axis: int = -1) -> Float[np.ndarray, "..."]:
+    """The spread over seeds or members, with n - 1 in the denominator; NaN for a single one."""
+    single = scores.shape[axis] < 2
+    return np.full_like(np.mean(scores, axis=axis), np.nan) if single else np.std(scores, axis=axis, ddof=1)
 
 
-def sample_std(scores: Scores) -> float:
-    """With n - 1 in the denominator; NaN for a single seed, which has no spread to speak of."""
-    return float(np.std(scores, ddof=1)) if len(scores) > 1 else float("nan")
+def interquartile_mean(strata: Sequence[Resampled]) -> Values:
+    """The mean of the middle half of all seeds: a quarter of them, rounded down, is cut from each end."""
+    return stats.trim_mean(np.concatenate(strata, axis=-1), 0.25, axis=-1)
 
 
-def interquartile_mean(scores: Float[np.ndarray, "*rows seeds"]) -> Float[np.ndarray, "*rows"]:
-    """The mean of the middle half: a quarter of the seeds, rounded down, is cut from each end."""
-    return stats.trim_mean(scores, 0.25, axis=-1)
+def pooled_mean(strata: Sequence[Resampled]) -> Values:
+    return np.mean(np.concatenate(strata, axis=-1), axis=-1)
 
 
-def resample(
-    strata: Sequence[Scores], generator: np.random.Generator, resamples: int = RESAMPLES
-) -> Float[np.ndarray, "resamples seeds"]:
-    """Seeds drawn with replacement within each stratum, the strata side by side."""
-    return np.concatenate([s[generator.integers(len(s), size=(resamples, len(s)))] for s in strata], axis=1)
+def mean_of_strata(strata: Sequence[Resampled]) -> Values:
+    """Every stratum counts alike, however many seeds it has."""
+    return np.mean([np.mean(scores, axis=-1) for scores in strata], axis=0)
 
 
 def bootstrap_interval(
-    strata: Sequence[Scores],
-    statistic: Statistic,
-    generator: np.random.Generator,
+    groups: Sequence[Scores],
+    statistic: Callable[[Sequence[Resampled]], Values],
+    seed: int = BOOTSTRAP_SEED,
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """The stratified percentile bootstrap interval of a statistic of all seeds."""
-    return central_interval(statistic(resample(strata, generator, resamples)), confidence)
+    """The percentile bootstrap interval of a statistic of groups of seeds, each resampled by itself.
 
-
-def mean_of_strata_interval(
-    strata: Sequence[Scores],
-    generator: np.random.Generator,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-) -> Interval:
-    """The same of the mean over strata of their means, in which every stratum counts alike, however many its seeds."""
-    means = [resample([scores], generator, resamples).mean(axis=1) for scores in strata]
-    return central_interval(np.mean(means, axis=0), confidence)
-
-
-def difference_interval(
-    first: Sequence[Scores],
-    second: Sequence[Scores],
-    statistic: Statistic,
-    generator: np.random.Generator,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-) -> Interval:
-    """The same for the difference of two methods, whose seeds are resampled independently."""
-    ours, theirs = (statistic(resample(strata, generator, resamples)) for strata in (first, second))
-    return central_interval(ours - theirs, confidence)
-
-
-def central_interval(values: Float[np.ndarray, "resamples"], confidence: float) -> Interval:
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    Every interval draws from a generator of its own, so that adding a method or a column moves no other digit.
+    """
+    generator = np.random.default_rng(seed)
+    drawn = [scores[generator.integers(len(scores), size=(resamples, len(scores)))] for scores in groups]
+    low, high = np.quantile(statistic(drawn), [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def difference_interval(first: Sequence[Scores], second: Sequence[Scores], seed: int = BOOTSTRAP_SEED) -> Interval:
+    """The interval of the difference between two methods' means over all seeds."""
+
+    def difference(drawn: Sequence[Resampled]) -> Values:
+        return pooled_mean(drawn[: len(first)]) - pooled_mean(drawn[len(first) :])
+
+    return bootstrap_interval([*first, *second], difference, seed)
 
 
 def student_interval(
     scores: Float[np.ndarray, "seeds *points"], confidence: float = CONFIDENCE
 ) -> tuple[Float[np.ndarray, "*points"], Float[np.ndarray, "*points"]]:
-    """Student's t interval of the mean over seeds, which for a few seeds holds what it promises; a bootstrap is narrow.
+    """Student's t interval of the mean over seeds, which holds for few seeds, where a bootstrap is too narrow.
 
-    A single seed has none: both ends are NaN.
+    For a single seed both ends are NaN.
     """
-    count = len(scores)
-    centre = np.mean(scores, axis=0)
-    if count < 2:
-        return np.full_like(centre, np.nan), np.full_like(centre, np.nan)
-    half = stats.t.ppf((1 + confidence) / 2, count - 1) * np.std(scores, axis=0, ddof=1) / np.sqrt(count)
+    count, centre = len(scores), np.mean(scores, axis=0)
+    half = stats.t.ppf((1 + confidence) / 2, count - 1) * sample_std(scores, axis=0) / np.sqrt(count)
     return centre - half, centre + half
 
 
@@ -109,14 +94,18 @@ def probability_of_improvement(first: Sequence[Scores], second: Sequence[Scores]
 def improvement_interval(
     first: Sequence[Scores],
     second: Sequence[Scores],
-    generator: np.random.Generator,
+    seed: int = BOOTSTRAP_SEED,
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """The stratified percentile bootstrap interval of the probability of improvement."""
-    total = np.zeros(resamples)
-    for x, y in zip(first, second, strict=True):
-        ours, theirs = resample([x], generator, resamples), resample([y], generator, resamples)
-        wins = np.sign(ours[:, :, None] - theirs[:, None, :])  # 1, 0 for a tie, -1
-        total += (1 + wins.mean(axis=(1, 2))) / 2
-    return central_interval(total / len(first), confidence)
+    """The interval of the probability of improvement."""
+
+    def improvement(drawn: Sequence[Resampled]) -> Values:
+        total = np.zeros(resamples)
+        for x, y in zip(drawn[::2], drawn[1::2], strict=True):
+            wins = np.sign(x[:, :, None] - y[:, None, :])  # 1, 0 for a tie, -1
+            total += (1 + wins.mean(axis=(1, 2))) / 2
+        return total / len(first)
+
+    pairs = [scores for pair in zip(first, second, strict=True) for scores in pair]
+    return bootstrap_interval(pairs, improvement, seed, resamples, confidence)

@@ -1,7 +1,8 @@
-"""The result table: a row per environment, method and setting, for the terminal, Markdown, JSON and the page.
+"""The result as a table, for the terminal, Markdown, JSON and the page, and in words that are computed from it.
 
-The result is the mean of each seed's last evaluations, then mean and standard deviation over seeds. The last evaluation
-alone and the best one stand beside it, told apart: the best of many noisy evaluations is no result.
+A row is an environment, method and setting. Its result is the mean of each seed's last evaluations, then mean and
+standard deviation over seeds. The last evaluation alone and the best one stand in columns of their own: the best of
+many noisy evaluations is not a result.
 """
 
 import dataclasses
@@ -17,15 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from demosift.report import numbers, statistics
-from demosift.report.groups import LAST_EVALUATIONS, Panel, Scale, Series, group, num_averaged
+from demosift.report.groups import LAST_EVALUATIONS, Methods, Panel, Scale, Series, group
+from demosift.report.statistics import Scores
 from demosift.results.folder import read_folder
 
-BOOTSTRAP_SEED = 0
+FEW_SEEDS = 5  # below this, bootstrap intervals are markedly too narrow
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Scores are fractions: 0 is a random policy, 1 the expert; or, by `scale`, returns where no reference is known."""
+    """Scores are fractions: 0 is a random policy, 1 the expert. Where no reference is known, `scale` is "return"."""
 
     environment: str
     method: str
@@ -33,9 +35,9 @@ class TableRow:
     scale: Scale
     seeds: int
     iterations: int
-    evaluations: int  # in all
-    averaged: int  # of them, the last ones, make the result
-    episodes: int  # behind the result, all seeds together
+    evaluations: int  # of each seed
+    averaged: int  # how many of them, the last ones, make the result
+    episodes: int  # behind the result, over all seeds
     mean: float
     std: float  # NaN for one seed
     iqm: float
@@ -43,17 +45,17 @@ class TableRow:
     iqm_high: float
     return_mean: float
     return_std: float
-    last: float  # of the last evaluation alone, mean over seeds
-    best: float  # of each seed's best evaluation, mean over seeds: not a result
+    last: float  # the last evaluation alone, mean over seeds
+    best: float  # each seed's best evaluation, mean over seeds: not a result
 
     @property
     def title(self) -> str:
         return f"{self.method} ({self.setting})" if self.setting else self.method
 
 
-def result_table(folder: str | os.PathLike[str], last: int = LAST_EVALUATIONS) -> list[TableRow]:
+def result_table(folder: str | os.PathLike[str], methods: Methods, last: int = LAST_EVALUATIONS) -> list[TableRow]:
     """The table of every run and cell below the folder."""
-    panels, _ = group(read_folder(folder))
+    panels, _ = group(read_folder(folder).every_run, methods)
     return tabulate(panels, last)
 
 
@@ -64,29 +66,27 @@ def tabulate(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> list[Tabl
 def summarise(panel: Panel, series: Series, last: int) -> TableRow:
     scale = panel.scale
     final, returns, all_measured = series.final(scale, last), series.final("return", last), series.measured(scale)
-    averaged = num_averaged(all_measured.shape[1], last)
-    low, high = math.nan, math.nan
+    averaged = series.num_averaged(last)
+    low, high = statistics.UNKNOWN
     if len(final) > 1:
-        # A generator of its own for every row: adding a method does not move the digits of another.
-        generator = np.random.default_rng(BOOTSTRAP_SEED)
-        low, high = statistics.bootstrap_interval([final], statistics.interquartile_mean, generator)
+        low, high = statistics.bootstrap_interval([final], statistics.interquartile_mean)
     return TableRow(
         environment=panel.name,
         method=series.name,
         setting=series.setting,
         scale=scale,
         seeds=len(final),
-        iterations=int(series.members[0].iteration[-1]),
+        iterations=series.last_iteration,
         evaluations=all_measured.shape[1],
         averaged=averaged,
         episodes=int(sum(member.episodes[-averaged:].sum() for member in series.members)),
         mean=float(final.mean()),
-        std=statistics.sample_std(final),
-        iqm=float(statistics.interquartile_mean(final)),
+        std=float(statistics.sample_std(final)),
+        iqm=float(statistics.interquartile_mean([final])),
         iqm_low=low,
         iqm_high=high,
         return_mean=float(returns.mean()),
-        return_std=statistics.sample_std(returns),
+        return_std=float(statistics.sample_std(returns)),
         last=float(all_measured[:, -1].mean()),
         best=float(all_measured.max(axis=1).mean()),
     )
@@ -99,26 +99,17 @@ BEST_NOTE = "Best is each seed's luckiest evaluation, for comparison only: it is
 
 def cells(row: TableRow) -> tuple[str, ...]:
     """One row as text, in the order of `COLUMNS`."""
+    interval = f" ({numbers.interval(row.iqm_low, row.iqm_high, row.scale)})" if row.seeds > 1 else ""
     return (
         row.method,
         row.setting or numbers.MISSING,
         str(row.seeds),
         numbers.with_spread(row.mean, row.std, row.scale),
-        iqm_with_interval(row),
+        numbers.measured(row.iqm, row.scale) + interval,
         numbers.with_spread(row.return_mean, row.return_std, "return"),
         numbers.measured(row.last, row.scale),
         numbers.measured(row.best, row.scale),
     )
-
-
-def iqm_with_interval(row: TableRow) -> str:
-    text = numbers.measured(row.iqm, row.scale)
-    return f"{text} ({numbers.interval(row.iqm_low, row.iqm_high, row.scale)})" if row.seeds > 1 else text
-
-
-def kept_columns(rows: Sequence[TableRow]) -> list[int]:
-    """All, but the setting where no method has more than one."""
-    return [i for i, name in enumerate(COLUMNS) if name != "Setting" or any(row.setting for row in rows)]
 
 
 def by_environment(rows: Sequence[TableRow]) -> dict[str, list[TableRow]]:
@@ -149,7 +140,7 @@ def span(values: Sequence[int]) -> str:
 
 
 def rich_tables(rows: Sequence[TableRow]) -> list[Table]:
-    """A table per environment for `rich.print`. Names are plain text there, never markup."""
+    """A table per environment for `rich.print`. Names are plain text, never markup."""
     tables = []
     for environment, own in by_environment(rows).items():
         table = Table(
@@ -176,7 +167,7 @@ def rich_tables(rows: Sequence[TableRow]) -> list[Table]:
 def markdown_table(rows: Sequence[TableRow]) -> str:
     parts = []
     for environment, own in by_environment(rows).items():
-        kept = kept_columns(own)
+        kept = [i for i, name in enumerate(COLUMNS) if name != "Setting" or any(row.setting for row in own)]
         lines = [[COLUMNS[i] for i in kept], ["---" if i < 2 else "---:" for i in kept]]
         lines += [[escape_markdown(cells(row)[i]) for i in kept] for row in own]
         body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -194,3 +185,101 @@ def json_table(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
         {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in dataclasses.asdict(row).items()}
         for row in rows
     ]
+
+
+@dataclass(frozen=True)
+class Contender:
+    title: str
+    strata: tuple[Scores, ...]  # the reported number of each seed, an array per environment
+
+    @property
+    def mean(self) -> float:
+        return float(np.concatenate(self.strata).mean())
+
+    @property
+    def seeds(self) -> int:
+        return min(len(scores) for scores in self.strata)
+
+    @property
+    def std(self) -> float:
+        """The mean over environments of the standard deviation over seeds."""
+        return float(np.mean([statistics.sample_std(scores) for scores in self.strata]))
+
+
+def contenders(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> list[Contender]:
+    """The methods that every panel has, best first; none where environments have returns alone.
+
+    The oracle knows what no method may know, so it is no contender.
+    """
+    scale = panels[0].scale
+    if len(panels) > 1 and any(panel.scale == "return" for panel in panels):
+        return []
+    finals = [
+        {series.title: series.final(scale, last) for series in panel.series if series.about.contender}
+        for panel in panels
+    ]
+    shared = [title for title in finals[0] if all(title in final for final in finals)]
+    found = [Contender(title, tuple(final[title] for final in finals)) for title in shared]
+    return sorted(found, key=lambda contender: -contender.mean)
+
+
+def headline(panels: Sequence[Panel], last: int = LAST_EVALUATIONS) -> tuple[str, str]:
+    """The result in one sentence, and how sure it is in another.
+
+    Where there are several kinds of tasks, the best methods of each kind, then the sentences about each.
+    """
+    if not panels:
+        return "No result could be read.", "The files that could not be used are named below."
+    kinds = list(dict.fromkeys(panel.recipe for panel in panels))
+    if len(kinds) == 1:
+        return sentences(panels, last)
+    best, sure = [], []
+    for kind in kinds:
+        own = [panel for panel in panels if panel.recipe == kind]
+        on = f"On {kind}" if kind else "Elsewhere"
+        ranked = [f"{each.title} {short(each.mean, own[0].scale)}" for each in contenders(own, last)[:2]]
+        best.append(f"{on} {' and '.join(ranked)}" if ranked else f"{on} no method is everywhere")
+        sure.append(f"{on}: {' '.join(filter(None, sentences(own, last)))}")
+    return "Best: " + "; ".join(each[0].lower() + each[1:] for each in best) + ".", " ".join(sure)
+
+
+def sentences(panels: Sequence[Panel], last: int) -> tuple[str, str]:
+    ranked, scale = contenders(panels, last), panels[0].scale
+    if not ranked:
+        return f"{numbers.count_of(len(panels), 'environment')}, no method on all of them with a score.", ""
+    over = f" averaged over {len(panels)} environments" if len(panels) > 1 else ""
+    first = ranked[0]
+    if len(ranked) == 1:
+        return f"{first.title} reaches {amount(first.mean, scale)}{over}.", spread(first, scale)
+    second = ranked[1]
+    gap = first.mean - second.mean
+    lead = f"{amount(first.mean, scale)}{over}, against {short(second.mean, scale)} for {second.title}, the next best"
+    if min(first.seeds, second.seeds) < 2:
+        return (
+            f"{first.title} leads with {lead}.",
+            "With one seed there is no spread to judge this by: it is an observation, not yet a result.",
+        )
+    low, high = statistics.difference_interval(first.strata, second.strata)
+    improvement = statistics.probability_of_improvement(first.strata, second.strata)
+    sureness = (
+        f"The difference is {numbers.measured(gap, scale)}{' points' if scale == 'score' else ''}, 95% interval "
+        f"{numbers.interval(low, high, scale)}; a seed of {first.title} beats a seed of {second.title} with "
+        f"probability {numbers.number(improvement, 2)}."
+    )
+    if min(first.seeds, second.seeds) < FEW_SEEDS:
+        sureness += f" With fewer than {FEW_SEEDS} seeds such intervals are too narrow."
+    return (f"{first.title} is best: {lead}." if low > 0 else f"No clear winner: {first.title} has {lead}."), sureness
+
+
+def amount(value: float, scale: Scale) -> str:
+    return f"{short(value, scale)} of the expert's score" if scale == "score" else f"a return of {short(value, scale)}"
+
+
+def short(value: float, scale: Scale) -> str:
+    return numbers.measured(value, scale, 0) + "%" if scale == "score" else numbers.measured(value, scale)
+
+
+def spread(contender: Contender, scale: Scale) -> str:
+    if contender.seeds < 2:
+        return "One seed: there is no spread to judge this by."
+    return f"The standard deviation over {contender.seeds} seeds is {numbers.measured(contender.std, scale)}."

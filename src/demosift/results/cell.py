@@ -1,42 +1,53 @@
-"""A cell's result file, `cells/ID.json`: how it is sealed, checked and read.
+"""The files that `demosift reproduce` writes for a grid: how each is written, checked and read.
 
-The file holds what was run (`config`), a digest of the data it was run on, every evaluation with all episode returns,
-and where and how it was made. Its name is the hash of the config and the data, and a digest covers every digit: a file
-that was edited, damaged or misplaced is refused by name.
+cells/ID.json       a finished cell: what was run (`config`), a digest of its data, every evaluation with all episode
+                    returns, and where and how it was made
+failures/ID.json    a cell that failed, with the traceback
+grids/NAME.json     the ids of the cells that a preset asked for
+coverage/ENV.json   where the good and the noisy states of a task lie
+
+A cell's name is the hash of its config and data, and a digest covers every digit: a file that was edited, damaged or
+misplaced is refused by name.
 """
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from demosift.results.reading import (
-    Curve,
-    Member,
+from demosift.files import Unusable, atomic_write, canonical, read_json, write_json
+from demosift.results.measured import (
+    MeasuredRun,
     Row,
-    Run,
-    Unusable,
     check_evaluation,
     is_count,
     is_number,
-    parse,
-    read_text,
+    make_curves,
+    make_member,
 )
 
 FORMAT = "demosift cell 1"
 CELLS, FAILURES, GRIDS, UNFINISHED = "cells", "failures", "grids", "unfinished"
+COVERAGE, SAC_CURVES = "coverage", "sac-curves"
 
 
-def canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
+class Failure(NamedTuple):
+    cell: str  # in words
+    reason: str  # the last line of the traceback
 
 
 def cell_id(config: Mapping[str, Any], data_sha256: str) -> str:
-    """What a cell is: its config and the data it trains on. Sixteen hexadecimal digits."""
+    """A hash of a cell's config and the data it trains on: sixteen hexadecimal digits."""
     return hashlib.sha256(canonical([config, data_sha256]).encode()).hexdigest()[:16]
+
+
+def data_digest(description: Mapping[str, Any]) -> str:
+    """The part of the data's description that an id hashes. Earlier results lack where sets and episodes end."""
+    rows, ends = description.get("sha256"), description.get("ends_sha256")
+    return str(rows) if ends is None else canonical([rows, ends])
 
 
 def seal(content: Mapping[str, Any]) -> Row:
@@ -45,9 +56,27 @@ def seal(content: Mapping[str, Any]) -> Row:
     return {**bare, "digest": hashlib.sha256(canonical(bare).encode()).hexdigest()}
 
 
+def write_cell(path: Path, content: Mapping[str, Any]) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(lines_of(seal({"format": FORMAT, **content})), encoding="utf-8")
+
+
+def lines_of(content: Mapping[str, Any]) -> str:
+    """JSON with a line for every key and every evaluation: small, with readable diffs."""
+    lines = []
+    for key in sorted(content):
+        value = content[key]
+        if key == "evaluations":
+            text = "[\n  " + ",\n  ".join(canonical(row) for row in value) + "\n ]"
+        else:
+            text = canonical(value)
+        lines.append(f' "{key}": {text}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def read_cell(path: Path, where: str) -> Row:
     """A cell's file, whole and as it was written, or `Unusable`."""
-    content = parse(read_text(path, where), where)
+    content = read_json(path, where)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Unusable(f"{where}: not the result of a cell")
     try:
@@ -59,12 +88,59 @@ def read_cell(path: Path, where: str) -> Row:
     config, data = content.get("config"), content.get("data")
     if not isinstance(config, dict) or not isinstance(data, dict):
         raise Unusable(f"{where}: not the result of a cell (config or data is missing)")
-    if cell_id(config, str(data.get("sha256"))) != content.get("id") or path.stem != content.get("id"):
+    if cell_id(config, data_digest(data)) != content.get("id") or path.stem != content.get("id"):
         raise Unusable(f"{where}: the id does not belong to its config and data")
     return content
 
 
-def cell_run(content: Row, where: str) -> Run:
+def write_failure(path: Path, content: Mapping[str, Any]) -> None:
+    write_json(path, dict(content))
+
+
+def read_failure(path: Path, where: str) -> Failure:
+    content = read_json(path, where)
+    try:
+        config, reason = content["config"], str(content["failure"]).strip().splitlines()[-1]
+        return Failure(f"{config['method']} on {config['task']}, seed {config['seed']}", reason)
+    except (KeyError, TypeError, IndexError):
+        raise Unusable(f"{where}: not the record of a failure") from None
+
+
+def write_grid(path: Path, ids: Iterable[str]) -> None:
+    """Record which cells a grid's tables show. The file is named after the grid."""
+    write_json(path, {"grid": path.stem, "cells": sorted(set(ids))})
+
+
+def read_grid(path: Path, where: str) -> list[str]:
+    content = read_json(path, where)
+    ids = content.get("cells") if isinstance(content, dict) and content.get("grid") == path.stem else None
+    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids) or len(set(ids)) != len(ids):
+        raise Unusable(f"{where}: not the list of a grid's cells")
+    return ids
+
+
+def write_coverage(path: Path, content: Mapping[str, Any]) -> None:
+    """Points (x, y) of the good and the noisy states, and how far the two mix."""
+    write_json(path, dict(content))
+
+
+def read_coverage(path: Path, where: str, known: Container[str]) -> Row:
+    content = read_json(path, where)
+    points = (content.get("good"), content.get("noisy")) if isinstance(content, dict) else ()
+    if path.stem in known and points and is_number(content.get("mixing")) and all(map(are_points, points)):
+        return content
+    raise Unusable(f"{where}: not the state coverage of an environment")
+
+
+def are_points(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(point, list) and len(point) == 2 and all(map(is_number, point)) for point in value)
+    )
+
+
+def cell_run(content: Row, where: str) -> MeasuredRun:
     """A cell as a run of one member, for the page and the tables."""
     config = content["config"]
     evaluations = content.get("evaluations")
@@ -87,18 +163,14 @@ def cell_run(content: Row, where: str) -> Run:
         if not isinstance(row, dict) or not is_count(row.get("iteration")) or "returns" not in row:
             raise Unusable(f"{here}: not an evaluation")
         check_evaluation(row, here)
-    iteration = np.array([row["iteration"] for row in evaluations], np.int64)
+    iteration = [row["iteration"] for row in evaluations]
     if (np.diff(iteration) <= 0).any() or iteration[-1] != config["iterations"]:
         raise Unusable(f"{where}: the evaluations do not end at the last iteration")
-    returns = np.array([np.mean(row["returns"]) for row in evaluations], np.float64)
-    member = Member(
-        settings={"algorithm": config["method"], **config["settings"], "seed": config["seed"]},
-        iteration=iteration,
-        returns=returns,
-        score=normalised(returns, content.get("reference"), where),
-        episodes=np.array([len(row["returns"]) for row in evaluations], np.int64),
-        diagnostics=cell_diagnostics(evaluations, iteration),
-    )
+    # What training measured just before each evaluation.
+    metrics = [row["metrics"] if isinstance(row.get("metrics"), dict) else {} for row in evaluations]
+    settings = {"algorithm": config["method"], **config["settings"], "seed": config["seed"]}
+    member = make_member(settings, evaluations, make_curves(iteration, metrics))
+    member = replace(member, score=normalised(member.returns, content.get("reference"), where))
     described = {
         "algorithm": config["method"],
         "members": [member.settings],
@@ -111,11 +183,11 @@ def cell_run(content: Row, where: str) -> Run:
         "reference": content.get("reference"),
         "versions": content.get("versions"),
     }
-    return Run(where, described, (member,))
+    return MeasuredRun(where, described, (member,))
 
 
 def normalised(returns: np.ndarray, reference: Any, where: str) -> np.ndarray | None:
-    """By the random and expert returns that the cell names; None where it names none."""
+    """Scores by the random and expert returns that the cell states; None where it states none."""
     if reference is None:
         return None
     known = reference if isinstance(reference, dict) else {}
@@ -123,14 +195,3 @@ def normalised(returns: np.ndarray, reference: Any, where: str) -> np.ndarray | 
     if not abs(expert - random) > 0:
         raise Unusable(f"{where}: reference does not name two different returns, random and expert")
     return (returns - random) / (expert - random)
-
-
-def cell_diagnostics(evaluations: list[Row], iteration: np.ndarray) -> dict[str, Curve]:
-    """What training measured just before each evaluation."""
-    metrics = [row["metrics"] if isinstance(row.get("metrics"), dict) else {} for row in evaluations]
-    names = dict.fromkeys(name for row in metrics for name in row)
-    values = {
-        name: np.array([row[name] if is_number(row.get(name)) else np.nan for row in metrics], np.float64)
-        for name in names
-    }
-    return {name: Curve(iteration, value) for name, value in values.items() if not np.isnan(value).all()}

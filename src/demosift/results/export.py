@@ -18,13 +18,12 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from demosift.data import open_rows
-from demosift.data.actions import Bounds
 from demosift.files import atomic_write
 from demosift.policy import Policy
 from demosift.results.run import RunFolder
 from demosift.simulation.evaluation import load_policy
 from demosift.simulation.shipped import SHIPPED
-from demosift.types import EnvironmentSpec, InputError
+from demosift.types import Bounds, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -38,7 +37,7 @@ _CHECKED_ROWS = 100_000
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the policy it was made of."""
+    """What was written, and how far its actions are from the policy's."""
 
     out: str
     obs_dim: int
@@ -46,7 +45,7 @@ class Exported:
     member: int
     checked_on: str | None  # None where onnxruntime is not installed
     rows: int
-    difference: float | None  # the largest, in action units; of discrete actions, the share of rows that differ
+    difference: float | None  # the largest, in action units; for discrete actions, the share of rows that differ
 
     def __str__(self) -> str:
         shape = f"{self.out}: {self.obs_dim} observations to {self.action_dim} actions"
@@ -62,9 +61,9 @@ def export_onnx(
     member: int = 0,
     data: Sequence[str] | None = None,
 ) -> Exported:
-    """Writes one member of a policy as ONNX, checked on `data` (default: what its run was trained on).
+    """Write one member of a policy as ONNX, checked on `data` (default: the data of its run).
 
-    Where those files are not to be had, observations are drawn from the normaliser's mean and deviation instead.
+    Where those files are not found, observations are drawn from the normaliser's mean and deviation instead.
     """
     _require_onnx()
     policy = source if isinstance(source, Policy) else load_policy(source, env)
@@ -77,7 +76,8 @@ def export_onnx(
         temporary.write_bytes(model.SerializeToString())
         obs, origin = _observations(policy, folder, data)
         difference = compare(temporary, policy, obs)
-        limit = TOLERANCE * (1.0 if policy.kind == "categorical" else max(_half_range(policy).max(), 1e-6))
+        low, high = map(np.asarray, action_bounds(policy))
+        limit = TOLERANCE * (1.0 if policy.kind == "categorical" else max((high - low).max() / 2, 1e-6))
         if difference is not None and difference > limit:
             raise InputError(
                 f"{os.fspath(out)}: not written: it differs from the policy by {difference:.3g} on {origin}"
@@ -138,7 +138,7 @@ def make_model(policy: Policy, member: int = 0) -> "ModelProto":
 
 
 def describe(policy: Policy, member: int = 0) -> dict[str, str]:
-    """The file's metadata: what goes in, what comes out, and where it comes from. JSON, where a value is no text."""
+    """The file's metadata: what goes in, what comes out, and where it comes from; values that are not text as JSON."""
     environment = policy.environment
     facts: dict[str, Any] = {
         **policy.metadata,
@@ -162,17 +162,15 @@ def describe(policy: Policy, member: int = 0) -> dict[str, str]:
 
 
 def action_bounds(policy: Policy) -> Bounds:
-    """What -1 and 1 stand for; themselves where the policy does not know its environment."""
-    spec = policy.environment
-    if spec is None or spec.action_low is None or spec.action_high is None:
-        return Bounds((-1.0,) * policy.action_dim, (1.0,) * policy.action_dim)
-    return Bounds(spec.action_low, spec.action_high)
+    """The actions that -1 and 1 stand for: -1 and 1 themselves where the policy does not know its environment."""
+    known = policy.environment and policy.environment.bounds
+    return known or Bounds((-1.0,) * policy.action_dim, (1.0,) * policy.action_dim)
 
 
 def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> float | None:
     """The largest difference between the file's actions and the policy's; None without onnxruntime.
 
-    Of discrete actions, the share of rows that differ, though not by a tie that rounding decides.
+    For discrete actions, the share of rows that differ by more than a tie that rounding decides.
     """
     try:
         import onnxruntime
@@ -189,7 +187,7 @@ def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> f
 
 
 def act(policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> Shaped[np.ndarray, "rows *action"]:
-    """What the exported file is to answer, computed by the policy itself."""
+    """What the exported file should return, computed by the policy itself."""
     action = policy.act(obs[None])[0]
     return np.argmax(action, axis=1) if policy.kind == "categorical" else action_bounds(policy).from_unit(action)
 
@@ -198,13 +196,8 @@ def _parts(obs: np.ndarray, rows: int = 4096) -> list[np.ndarray]:
     return [obs[start : start + rows] for start in range(0, len(obs), rows)]
 
 
-def _half_range(policy: Policy) -> np.ndarray:
-    low, high = action_bounds(policy)
-    return (np.asarray(high) - np.asarray(low)) / 2
-
-
 def _observations(policy: Policy, run: Path | None, data: Sequence[str] | None) -> tuple[np.ndarray, str]:
-    """Observations to check on, and what they are."""
+    """Observations to check the file on, and where they come from."""
     files = list(data) if data else _trained_on(run)
     found = []
     for file in files:
@@ -217,13 +210,13 @@ def _observations(policy: Policy, run: Path | None, data: Sequence[str] | None) 
         except InputError:
             if data:
                 raise
-            found.clear()  # files have moved on since the run
+            found.clear()  # the files have been moved or changed since the run
             break
     if found:
         return np.concatenate(found), " and ".join(files)
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=(10_000, policy.obs_dim)) / policy.scale[0] - policy.shift[0]
-    return drawn.astype(np.float32), "draws from the normaliser's distribution (the run's data are not to be had)"
+    return drawn.astype(np.float32), "draws from the normaliser's distribution (the run's data was not found)"
 
 
 def _trained_on(run: Path | None) -> list[str]:

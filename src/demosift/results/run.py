@@ -5,39 +5,57 @@
     policy.safetensors   all members, the normaliser included
     checkpoint/          the last two checkpoints: everything `--resume` needs
 
-A run killed at any moment continues from its newest whole checkpoint; metrics beyond it are cut off and made again.
+A run killed at any moment continues from its newest whole checkpoint; later metrics are cut off and measured again. So
+`RunFolder` drops a last line that a kill cut short, while `read_run`, for the report, refuses a run that is not whole.
 """
 
 import dataclasses
-import json
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from demosift.files import atomic_write, digest, is_partial, json_line, system_errors_named, write_json
+from demosift.files import (
+    Unusable,
+    atomic_write,
+    canonical,
+    is_partial,
+    json_line,
+    parse_json,
+    read_json,
+    read_text,
+    system_errors_named,
+    write_json,
+)
 from demosift.policy import Policy
+from demosift.results.checkpoint import CheckpointFolder
+from demosift.results.measured import (
+    MeasuredRun,
+    Member,
+    Row,
+    check_evaluation,
+    is_count,
+    label,
+    make_curves,
+    make_member,
+)
 from demosift.types import InputError
 
-CHECKPOINTS_KEPT = 2
 IDENTITY = ("algorithm", "members", "data", "normalise", "precision", "log_every", "checkpoint_every", "evaluation")
-
-Row = dict[str, Any]
+RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A trained ensemble: what was run, its members' policies, and everything that was measured on the way."""
+    """A trained ensemble: what was run, its members' policies, and everything that was measured during training."""
 
     config: Mapping[str, Any]
     policy: Policy
     metrics: list[Row]
-    state: Mapping[str, np.ndarray] | None = None  # all that training would need to go on, by name
+    state: Mapping[str, np.ndarray] | None = None  # everything that training needs to continue, by name
 
     @property
     def members(self) -> list[Row]:
@@ -53,30 +71,32 @@ class Run:
         folder.claim(self.config)
         folder.write_metrics(self.metrics)
         if self.state is not None:
-            folder.write_checkpoint(self.config["iterations"], self.state)
+            folder.checkpoints.write(self.config["iterations"], self.state)
         folder.finish(self)
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
     """A finished run from its folder."""
     folder = RunFolder(path)
-    checkpoint = folder.read_checkpoint()
-    state = None if checkpoint is None else checkpoint[1]
+    checkpoint = folder.checkpoints.read()
+    state = None if checkpoint is None else checkpoint.arrays
     return Run(folder.read_config(), Policy.load(folder.policy), folder.read_metrics(), state)
 
 
 class RunFolder:
     """The files of one run, and the rules by which they change."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        """`name` is what messages call the folder (default: its path)."""
         self.path = Path(path)
+        self.name = str(self.path) if name is None else name
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.policy = self.path / "policy.safetensors"
-        self.checkpoints = self.path / "checkpoint"
+        self.checkpoints = CheckpointFolder(self.path / "checkpoint")
 
     def claim(self, config: Mapping[str, Any], resume: bool = False) -> None:
-        """Make the folder this run's, or refuse it because it is another's."""
+        """Make the folder this run's, or refuse it because it belongs to another."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is a file, not a folder for a run")
         if self.config.exists():
@@ -87,9 +107,10 @@ class RunFolder:
                 raise InputError(
                     f"{self.path}: holds this run already; continue it with --resume, or choose another folder"
                 )
-            checkpoint = self.read_checkpoint()
-            if checkpoint is not None and checkpoint[0] > config["iterations"]:
-                raise InputError(f"{self.path}: is already at iteration {checkpoint[0]}, beyond {config['iterations']}")
+            checkpoint = self.checkpoints.read()
+            if checkpoint is not None and checkpoint.position > config["iterations"]:
+                reached = f"iteration {checkpoint.position}"
+                raise InputError(f"{self.path}: is already at {reached}, beyond {config['iterations']}")
         elif self.path.exists() and any(not is_partial(path) for path in self.path.iterdir()):
             raise InputError(f"{self.path}: the folder is not empty and holds no run; choose another")
         write_json(self.config, config)
@@ -102,28 +123,36 @@ class RunFolder:
         write_json(self.config, dict(run.config))
 
     def read_config(self) -> Row:
-        if not self.config.is_file():
-            raise InputError(f"{self.path}: no run here (config.json is missing)")
-        try:
-            return json.loads(self.config.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
-            raise InputError(f"{self.config}: not readable as JSON ({error})") from error
+        if not self.config.exists():
+            raise Unusable(f"{label(self.name)}: no run here (config.json is missing)")
+        where = label(self.name, "config.json")
+        config = read_json(self.config, where)
+        check_config(config, where)
+        return config
 
     def read_metrics(self) -> list[Row]:
-        """Every whole line. A last line cut short by a kill is dropped; the run makes it again."""
+        """Every line up to the first that is not whole: a kill cuts the last one short, and it is measured again."""
         rows = []
         if self.metrics.is_file():
-            for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError:
-                    break
+            with suppress(Unusable):
+                for _, row in self.metric_rows(errors="replace"):
+                    rows.append(row)
         return rows
 
-    def cut_metrics(self, iteration: int) -> list[Row]:
-        """What had been measured when the checkpoint of this iteration was written: its evaluation came later."""
+    def metric_rows(self, errors: str = "strict") -> Iterator[tuple[str, Row]]:
+        """Every row with its place, for messages; `Unusable` at the first line that is not a row."""
+        where = label(self.name, "metrics.jsonl")
+        for number, line in enumerate(read_text(self.metrics, where, errors).splitlines(), start=1):
+            here = f"{where}, line {number}"
+            row = parse_json(line, here)
+            if not isinstance(row, dict) or not is_count(row.get("iteration")) or not is_count(row.get("member")):
+                raise Unusable(f"{here}: not a row of metrics (iteration or member is missing or of the wrong type)")
+            yield here, row
+
+    def cut_metrics(self, iteration: int, evaluated: bool) -> list[Row]:
+        """Keep what had been measured when the checkpoint was written, with or without the evaluation there."""
         rows = self.read_metrics()
-        kept = [row for row in rows if row["iteration"] < iteration + ("returns" not in row)]
+        kept = [row for row in rows if row["iteration"] < iteration + (evaluated or "returns" not in row)]
         self.write_metrics(kept)
         return kept
 
@@ -137,37 +166,93 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def write_checkpoint(self, iteration: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """One file, written whole; then the ones before the previous one go."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        header = {"checkpoint": json.dumps({"digest": digest(arrays), "iteration": iteration})}
-        with atomic_write(self.checkpoints / f"{iteration:010d}.safetensors") as temporary:
-            save_file(arrays, temporary, metadata=header)
-        for old in self.checkpoint_files()[:-CHECKPOINTS_KEPT]:
-            old.unlink(missing_ok=True)
-
-    def read_checkpoint(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        """The newest whole checkpoint; damaged ones are passed over."""
-        for path in reversed(self.checkpoint_files()):
-            try:
-                with safe_open(path, framework="numpy") as file:
-                    header = json.loads((file.metadata() or {})["checkpoint"])
-                    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError, KeyError, ValueError):
-                continue
-            if digest(arrays) == header["digest"]:
-                return header["iteration"], arrays
-        return None
-
-    def checkpoint_files(self) -> list[Path]:
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(path for path in self.checkpoints.iterdir() if re.fullmatch(r"\d{10}\.safetensors", path.name))
-
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Which part of two runs' identity differs. The number of iterations may: a longer run continues a shorter one."""
+    """Which part of two runs' identity differs. Iterations are not part of it: a longer run continues a shorter one."""
     for key in IDENTITY:
-        if json.dumps(old.get(key), sort_keys=True) != json.dumps(new.get(key), sort_keys=True):
+        if canonical(known(old.get(key), new.get(key))) != canonical(known(new.get(key), old.get(key))):
             return f"differs in {key.replace('_', ' ')}"
     return None
+
+
+def known(value: Any, other: Any) -> Any:
+    """A description of data, without `ends_sha256` where the other one, by an earlier release, has none."""
+    if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
+        return [known(own, theirs) for own, theirs in zip(value, other, strict=True)]
+    if isinstance(value, dict) and isinstance(other, dict) and "sha256" in other and "ends_sha256" not in other:
+        return {key: part for key, part in value.items() if key != "ends_sha256"}
+    return value
+
+
+def check_config(config: Any, where: str) -> None:
+    if not isinstance(config, dict):
+        raise Unusable(f"{where}: not the config of a run")
+    members, environment = config.get("members"), config.get("environment")
+    checks = {
+        "algorithm": isinstance(config.get("algorithm"), str),
+        "iterations": is_count(config.get("iterations")),
+        "members": isinstance(members, list) and bool(members) and all(map(is_member, members)),
+        "environment": environment is None
+        or (isinstance(environment, dict) and isinstance(environment.get("id"), str)),
+        "task": isinstance(config.get("task"), str | None),
+        "failures": isinstance(config.get("failures", {}), dict),
+    }
+    for key, good in checks.items():
+        if not good:
+            raise Unusable(f"{where}: not the config of a run ({key} is missing or of the wrong type)")
+    try:
+        canonical(config)
+    except ValueError:  # 1e999 reads as infinity
+        raise Unusable(f"{where}: not the config of a run (a number is not finite)") from None
+
+
+def is_member(settings: Any) -> bool:
+    return isinstance(settings, dict) and is_count(settings.get("seed")) and isinstance(settings.get("algorithm"), str)
+
+
+def read_run(path: Path, name: str) -> MeasuredRun:
+    """The measurements of a finished run, whole and checked, or `Unusable`."""
+    folder = RunFolder(path, name)
+    config = folder.read_config()
+    where = label(name, "metrics.jsonl")
+    rows = whole_rows(folder, len(config["members"]))
+    failed = config.get("failures", {})
+    alive = [index for index in range(len(config["members"])) if str(index) not in failed]
+    if not alive:
+        raise Unusable(f"{where}: every member of the run failed")
+    members = tuple(read_member(index, config, rows, where) for index in alive)
+    schedules = {tuple(member.iteration.tolist()) for member in members}
+    if len(schedules) > 1:
+        raise Unusable(f"{where}: the members were not evaluated at the same iterations; the run is not finished")
+    last = max((row["iteration"] for row in rows), default=0)
+    evaluated_last = members[0].iteration[-1] if len(members[0].iteration) else last
+    if last < config["iterations"] or evaluated_last < last:
+        reached = min(last, int(evaluated_last))
+        raise Unusable(f"{where}: the run is not finished ({reached:,} of {config['iterations']:,} iterations)")
+    return MeasuredRun(name, config, members)
+
+
+def whole_rows(folder: RunFolder, num_members: int) -> list[Row]:
+    rows, seen = [], set()
+    for here, row in folder.metric_rows():
+        if row["member"] >= num_members:
+            raise Unusable(f"{here}: member {row['member']} of a run that has {num_members}")
+        if "returns" in row:
+            check_evaluation(row, here)
+        key = (row["iteration"], row["member"], "returns" in row)
+        if key in seen:
+            raise Unusable(f"{here}: iteration {row['iteration']} of member {row['member']} is there twice")
+        seen.add(key)
+        rows.append(row)
+    return rows
+
+
+def read_member(index: int, config: Row, rows: list[Row], where: str) -> Member:
+    own = sorted((row for row in rows if row["member"] == index), key=lambda row: row["iteration"])
+    evaluations = [row for row in own if "returns" in row]
+    logged = [row for row in own if "returns" not in row]
+    scores = [row["score"] for row in evaluations if row.get("score") is not None]
+    if 0 < len(scores) < len(evaluations):
+        raise Unusable(f"{where}: member {index} has a score in some evaluations and none in others")
+    curves = make_curves([row["iteration"] for row in logged], logged)
+    return make_member(config["members"][index], evaluations, curves, scores or None)

@@ -1,7 +1,7 @@
-"""Soft actor-critic (Haarnoja et al., 2018, "Soft Actor-Critic Algorithms and Applications"): it makes the experts.
+"""Soft actor-critic (Haarnoja et al., 2018, "Soft Actor-Critic Algorithms and Applications"), which makes the experts.
 
 Two critics Q_1, Q_2 with slowly following targets Q'_1, Q'_2, a tanh-Gaussian policy pi and a temperature alpha. For a
-batch of transitions (s, a, r, s', end), fresh actions b ~ pi(.|s) and b' ~ pi(.|s'), and y the soft Bellman target,
+batch of transitions (s, a, r, s', end), fresh actions b ~ pi(.|s) and b' ~ pi(.|s'), and the soft Bellman target y,
 
     y       = r + gamma [end is no terminal] (min_i Q'_i(s', b') - alpha log pi(b'|s'))
     J_Q     = sum_i mean 1/2 (Q_i(s, a) - y)^2                                               (their eq. 5)
@@ -12,22 +12,22 @@ with the target entropy h per action dimension, -1 as usual.
 
 **Order of one update.** All three gradients are taken at the parameters from before the update; then the critics, the
 policy and the temperature step by Adam, and last the targets move towards the new critics, Q' <- Q' + tau (Q - Q').
-rlkit, which made the paper's experts, also takes its losses before it steps. (Others let the policy see the critics'
-step of the same update.) It is also the faster one: the policy runs once on s and s' together, and the critics once on
-a and b together.
+rlkit, which made the paper's experts, also computes its losses before it steps. (Other codes let the policy see the
+critics' step of the same update.) This order is also faster: the policy runs once on s and s' together, and the critics
+once on a and b together.
 
-A time limit is no terminal: the target bootstraps there. Every layer starts uniform in +-1/sqrt(fan-in), biases too:
-with He-normal kernels Ant stays at a quarter of the return it reaches so.
+A time limit is not a terminal: the target bootstraps there. Every layer starts uniform in +-1/sqrt(fan-in), biases too;
+with He-normal kernels, Ant reaches only a quarter of the return.
 
 **Members** are agents that train together under one `vmap`. They may live in different environments: each is
 initialised in its own sizes, then padded with zeros to common ones. A padded input is always zero, so its weights get
 no gradient; a mask keeps padded actions at zero and out of the log-probability and the target entropy. So a padded
 member learns what it learns alone.
 
-The gradients are written out because a reverse pass through the losses would also differentiate the critics'
-parameters for the policy's sake, and could not share the forward passes. Of products of the hidden size an update
-makes 16: 2 policy forwards (s, s'), 2 target and 4 critic forwards, 4 critic backwards, 2 critic gradients, a policy
-backward and gradient.
+The gradients are written out because a reverse pass through the policy's loss would also differentiate the critics'
+parameters, and could not share the forward passes. An update makes 16 matrix products of the hidden size: 2 policy
+forwards (s, s'), 2 target and 4 critic forwards, 4 critic backwards, 2 critic gradients, and a policy backward and
+gradient.
 """
 
 import itertools
@@ -41,10 +41,18 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from demosift.learning.algorithm import algorithm
 from demosift.learning.learner import Learner, descend, start
-from demosift.learning.networks import LOG_STD_RANGE, Layer, Perceptron, fan_in_uniform, init_perceptron
+from demosift.learning.networks import (
+    LOG_STD_RANGE,
+    Layer,
+    Perceptron,
+    fan_in_uniform,
+    init_perceptron,
+    log_tanh_slope,
+    squashed_log_prob,
+)
 
 RUNNING, TERMINAL, TIMEOUT = 0.0, 1.0, 2.0
-"""How a row ends: it does not, in a terminal state, or by a time limit."""
+"""What follows a row: the next step, a terminal state, or a time limit."""
 
 ADAM_EPSILON = 1e-8
 
@@ -52,7 +60,7 @@ ADAM_EPSILON = 1e-8
 class Layout(NamedTuple):
     """A transition as one row of numbers: observation, action, next observation, reward, end.
 
-    One array means one gather per batch; `obs` and `action` stand side by side because critics read them so.
+    One array means one gather per batch; `obs` and `action` stand side by side because critics read them together.
     """
 
     obs_dim: int
@@ -107,10 +115,7 @@ class Metrics(NamedTuple):
 
 @algorithm
 class SAC:
-    """The hyper-parameters, and the maths as methods on one member; `vmap` makes them many.
-
-    Members may differ in the numbers that are floats.
-    """
+    """The hyper-parameters, and the maths as methods on one member, to be vmapped. Members may differ in the floats."""
 
     hidden: tuple[int, ...] = (256, 256)
     discount: float = 0.99
@@ -133,7 +138,7 @@ class SAC:
         critics = []
         for critic_key in critic_keys:
             critic = init_perceptron(critic_key, (size.obs_dim + size.action_dim, *self.hidden, 1), self._kernels)
-            first = _pad_inputs(critic[0], size.obs_dim, more_obs)  # the action's rows stay the last, also when padded
+            first = _pad_inputs(critic[0], size.obs_dim, more_obs)  # the action's rows stay last
             critics.append((_pad_inputs(first, padded.obs_dim + size.action_dim, more_action), *critic[1:]))
         stacked = jax.tree.map(lambda *pair: jnp.stack(pair), *critics)
         targets = jax.tree.map(jnp.copy, stacked)  # a copy, so that both can be donated
@@ -161,7 +166,7 @@ class SAC:
         return action
 
     def update_flop(self, size: Layout) -> int:
-        """Floating-point operations of one update's matrix products."""
+        """The floating-point operations of one update's matrix products."""
 
         def products(inputs: int, outputs: int) -> tuple[int, int]:
             widths = (inputs, *self.hidden, outputs)
@@ -171,7 +176,7 @@ class SAC:
         policy, policy_hidden = products(size.obs_dim, 2 * size.action_dim)
         critic, critic_hidden = products(size.obs_dim + size.action_dim, 1)
         action_slope = size.action_dim * self.hidden[0]
-        # Forward on s and s', gradient; backward but for the input.
+        # Forward on s and s', gradient; backward, except to the input.
         for_policy = 3 * policy + policy_hidden
         # Forward on the targets, on a and on b, gradient; backward from a and from b, the latter to the action.
         for_critic = 4 * critic + 2 * critic_hidden + action_slope
@@ -185,7 +190,7 @@ class SAC:
         action_mask: Float[Array, "action"],
         pace: Float[Array, ""] | float = 1.0,
     ) -> tuple[State, Metrics]:
-        """One update, as the module says. `noise` is standard normal: for the actions at s, then at s'.
+        """One update, in the order given above. `noise` is standard normal, for the actions at s, then at s'.
 
         `pace` multiplies the learning rate.
         """
@@ -254,22 +259,18 @@ class SAC:
 def sample(
     heads: Float[Array, "rows heads"], noise: Float[Array, "rows action"], action_mask: Float[Array, "action"]
 ) -> tuple[Float[Array, "rows action"], Float[Array, "rows"]]:
-    """a = tanh(u), u = mean + std * noise, and log pi(a|s) = sum log N(u; mean, std) - log(1 - a^2).
-
-    log(1 - tanh(u)^2) is written 2 (log 2 - u - softplus(-2u)), which does not lose its digits where tanh saturates.
-    """
+    """a = tanh(u), u = mean + std * noise, and log pi(a|s) = sum log N(u; mean, std) - log(1 - a^2)."""
     mean, log_std = jnp.split(heads, 2, axis=-1)
     log_std = jnp.clip(log_std, *LOG_STD_RANGE)
     u = mean + jnp.exp(log_std) * noise
-    log_normal = -0.5 * noise**2 - log_std - 0.5 * jnp.log(2.0 * jnp.pi)
-    log_slope = 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
-    return jnp.tanh(u) * action_mask[None], jnp.sum((log_normal - log_slope) * action_mask[None], axis=-1)
+    log_prob = squashed_log_prob(noise, log_std, log_tanh_slope(u))
+    return jnp.tanh(u) * action_mask[None], jnp.sum(log_prob * action_mask[None], axis=-1)
 
 
 def forward(
     network: Perceptron, x: Float[Array, "rows inputs"]
 ) -> tuple[Float[Array, "*stack rows outputs"], list[Array]]:
-    """The output, and the input of every layer. A network may be stacked: its arrays then have a leading axis more."""
+    """The output, and the input of every layer. The arrays of a stacked network have one more leading axis."""
     # Copied along the stack, so that the product is batched: a shared input makes XLA transpose every hidden layer.
     inputs = [jnp.broadcast_to(x, (*network[0].kernel.shape[:-2], *x.shape))]
     for layer in network[:-1]:
@@ -317,5 +318,5 @@ def _noise(key: PRNGKeyArray, shape: tuple[int, ...], action_dim: int) -> Float[
 
 
 def _per_dimension(draw: Callable[[PRNGKeyArray], Array], key: PRNGKeyArray, action_dim: int) -> Array:
-    """Random numbers, from a key per action dimension: a padded member draws what it draws alone."""
+    """Random numbers from a key per action dimension, so that a padded member draws what it draws alone."""
     return jax.vmap(draw, out_axes=-1)(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(action_dim)))

@@ -1,7 +1,8 @@
-"""Which of many policies becomes the expert, and which the medium one.
+"""Chooses which of many policies becomes the expert, and which the medium one.
 
-The best late evaluations name finalists, which meet again on fresh episodes; what is reported of the winners comes from
-episodes that chose nothing. So there are three disjoint sets of reset seeds, and training's own are below them.
+The policies with the best late evaluations are finalists, which are compared on fresh episodes. The returns reported
+for the winners come from other episodes again, which had no part in the choice. So there are three disjoint sets of
+reset seeds, all above those of training.
 """
 
 import dataclasses
@@ -13,7 +14,8 @@ import numpy as np
 
 from demosift.policy import Layer, Policy
 from demosift.sac.training import MAX_TRAINING_SEED
-from demosift.simulation.simulate import Episode, Rollouts
+from demosift.simulation.evaluation import Evaluation, spread
+from demosift.simulation.simulate import Rollouts
 
 EVALUATION_SEED, CHOOSING_SEED, REPORTING_SEED = MAX_TRAINING_SEED, 2_000_000_000, 3_000_000_000
 
@@ -22,34 +24,32 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When things happen, in environment steps of one agent, and how expert and medium are chosen."""
+    """When things happen, in environment steps of one agent, and how the expert and the medium policy are chosen."""
 
-    random_steps: int = 5_000  # uniform actions and no updates before
+    random_steps: int = 5_000  # at the start, with uniform actions and no updates
     evaluate_every: int = 10_000
     evaluation_episodes: int = 10
-    annealed_share: float = 0.3  # over this last part of training the learning rate falls to zero
-    candidate_share: float = 1 / 3  # evaluations in this last part of training name candidates for the expert
+    annealed_share: float = 0.3  # last part of training, over which the learning rate falls to zero
+    candidate_share: float = 1 / 3  # last part of training, whose evaluations give candidates for the expert
     num_finalists: int = 12  # candidates that are evaluated again
     choosing_episodes: int = 50  # for each finalist
     reporting_episodes: int = 20  # for the expert and the medium policy, once they are chosen
     checkpoint_seconds: float = 30.0
 
 
-def statistics(episodes: Sequence[Episode]) -> Row:
-    returns = np.array([episode.return_ for episode in episodes])
-    lengths = np.array([episode.length for episode in episodes])
+def statistics(returns: Sequence[float], lengths: Sequence[int]) -> Row:
     return {
-        "episodes": len(episodes),
-        "return_mean": float(returns.mean()),
-        "return_std": float(returns.std()),
-        "return_min": float(returns.min()),
-        "length_mean": float(lengths.mean()),
-        "length_min": int(lengths.min()),
+        "episodes": len(returns),
+        "return_mean": float(np.mean(returns)),
+        "return_std": spread(np.asarray(returns)) or 0.0,
+        "return_min": float(np.min(returns)),
+        "length_mean": float(np.mean(lengths)),
+        "length_min": int(np.min(lengths)),
     }
 
 
 def worth(row: Row) -> float:
-    """Mean less spread: an expert that sometimes falls is a poor one to imitate. An agent that diverged comes last."""
+    """Mean minus spread: an expert that sometimes falls is a poor one to imitate. An agent that diverged comes last."""
     worth = row["return_mean"] - row["return_std"]
     return worth if np.isfinite(worth) else -np.inf
 
@@ -71,15 +71,15 @@ def choose(
 ) -> Choice:
     """The expert, from the best late evaluations of all agents, and the medium policy, from earlier ones of its agent.
 
-    An evaluation on the way has few episodes, so finalists for either meet again on many.
+    An evaluation during training has few episodes, so the finalists for both are compared on many.
     """
 
     def meet(rows: Sequence[Row], first_seed: int, num_episodes: int = schedule.choosing_episodes) -> list[Row]:
         policy = stack([load(row) for row in rows])
         assert policy.environment is not None
         jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(num_episodes)]
-        episodes = rollouts.run(policy, policy.environment, jobs)
-        return [statistics([e for e in episodes if e.member == member]) for member in range(len(rows))]
+        met = Evaluation.of(policy.environment, rollouts.submit(policy, policy.environment, jobs).result())
+        return [statistics(*pair) for pair in zip(met.returns.tolist(), met.lengths.tolist(), strict=True)]
 
     late = [row for row in curve if row["step"] >= (1 - schedule.candidate_share) * steps]
     finalists = sorted(late, key=worth, reverse=True)[: schedule.num_finalists]

@@ -1,14 +1,13 @@
-"""`collect`: trains SAC agents and keeps what they leave: an expert, a medium policy, and the whole replay.
+"""`collect` trains SAC agents and keeps an expert, a medium policy and the whole replay.
 
-All agents, every seed of every environment, train together (`training.py`). Every policy that is evaluated on the way
-is kept, and at the end one of them is chosen to be the expert (`choosing.py`).
+All agents, every seed of every environment, train together (`training.py`). Every policy that is evaluated in training
+is kept, and at the end one of them is chosen as the expert (`choosing.py`).
 """
 
 import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,22 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from demosift.data import write_dataset, write_json
-from demosift.files import atomic_write, json_line, provenance
+from demosift.data import write_dataset
+from demosift.files import atomic_write, json_line, provenance, write_json
+from demosift.learning.runner import Callback, Pending, run
+from demosift.learning.runner import Schedule as RunSchedule
 from demosift.policy import Policy
+from demosift.results.checkpoint import Arrays, Checkpoint, Note
 from demosift.sac.agent import SAC
-from demosift.sac.checkpoint import Arrays, Checkpoint, Note
+from demosift.sac.checkpoint import ReplayCheckpoints
 from demosift.sac.choosing import EVALUATION_SEED, Row, Schedule, choose, statistics
 from demosift.sac.replay import replay_dataset
-from demosift.sac.status import Progress, progress_bar, status
+from demosift.sac.status import Show, show_status, status
 from demosift.sac.training import Member, Training
 from demosift.simulation import environments
-from demosift.simulation.simulate import Episode, Rollouts, available_cores
+from demosift.simulation.cores import available_cores
+from demosift.simulation.evaluation import Evaluator
+from demosift.simulation.simulate import Rollouts
 from demosift.types import EnvironmentSpec, InputError
 
 SHOW_SECONDS = 1.0
@@ -34,12 +38,12 @@ SHOW_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What a call did. Not `finished` means that the time limit came first: call again with `resume`."""
+    """What a call did. If it is not `finished`, the time limit came first: call again with `resume`."""
 
     finished: bool
     step: int
     speed: Row
-    results: dict[str, Row]  # by environment: what config.json says of the expert and the medium policy
+    results: dict[str, Row]  # by environment: how the expert and the medium policy were chosen and what they reach
 
 
 def collect(
@@ -55,24 +59,23 @@ def collect(
     keep_checkpoint: bool = False,
     time_limit: float | None = None,
     num_workers: int | None = None,
-    progress: bool | Progress | None = None,
+    progress: bool | Show | None = None,
 ) -> Collected:
-    """Train SAC in the named environments, all environments, settings and seeds together, and write what it makes.
+    """Train SAC in the named environments, with all environments, settings and seeds together, and write the results.
 
-    Every environment gets an agent for each setting and seed; `sac` may name the settings of each environment.
-
-    In `out`, or with several environments in a folder of `out` for each:
+    Every environment gets an agent for each setting and seed; `sac` may give each environment its own settings. These
+    files are written to `out`, or with several environments to a subfolder for each:
 
         expert.safetensors   the best late policy of all agents, chosen and reported on different fresh episodes
-        medium.safetensors   of the same agent, the earlier policy whose return is nearest a third of the expert's
+        medium.safetensors   the earlier policy of the same agent whose return is nearest a third of the expert's
         replay.hdf5          every transition of that agent in the D4RL layout; see `replay_dataset` for the order
         curve.jsonl          a line per evaluation and agent
-        config.json          everything that was asked for, what it ran on, what came out
+        config.json          everything that was asked for, what it ran on, and the result
 
-    `steps` count per agent and are rounded up to whole rounds of `num_envs`. The run checkpoints to `out/checkpoint`;
-    with `resume` it continues there, also to more steps than before where `keep_checkpoint` kept the folder of a
-    finished run. After `time_limit` seconds it checkpoints and returns unfinished. `progress`: True or None for a bar
-    (None: only on a terminal), or a function that is given a `Status` now and then.
+    `steps` counts those of one agent and is rounded up to whole rounds of `num_envs`. Checkpoints go to
+    `out/checkpoint`, from which `resume` continues. With `keep_checkpoint` a finished run can be resumed, too, to more
+    steps. After `time_limit` seconds the run writes a checkpoint and returns unfinished. `progress`: True shows a bar,
+    None only on a terminal; a function is called with a `Status` about every second.
     """
     began = time.monotonic()
     specs = _resolve(names)
@@ -81,13 +84,10 @@ def collect(
     plan = Plan(specs, _claim(Path(out), specs, resume), steps, seeds, num_envs, settings, schedule)
     plan.check()
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(Checkpoint(Path(out) / "checkpoint"))
-        found = checkpoint.read() if resume else None
-        note: Note = {"identity": plan.identity, "curve": [], "cuts": [], "wall_seconds": 0.0}
-        if found is not None:
-            note = found[1]
-            plan.check_continues(note)
-        checkpoint.folder.mkdir(parents=True, exist_ok=True)
+        checkpoints = stack.enter_context(ReplayCheckpoints(Path(out) / "checkpoint"))
+        if resume and (found := checkpoints.read()) is not None:
+            plan.check_continues(found)
+        checkpoints.folder.path.mkdir(parents=True, exist_ok=True)
         training = stack.enter_context(
             Training(
                 settings,
@@ -102,35 +102,45 @@ def collect(
         )
         # Half of the cores: evaluation is in no hurry, and the simulators are.
         rollouts = stack.enter_context(Rollouts(num_workers or max(1, available_cores() // 2)))
-        evaluations = Evaluations(rollouts, training, schedule, note["curve"])
-        if found is not None:
-            training.restore(found[0], note["num_rounds"], checkpoint.read_rows())
-            note["cuts"].append(note["num_rounds"])
-            for num_rounds in checkpoint.evaluated_rounds():
-                if num_rounds <= training.num_rounds and (snapshot := checkpoint.read_policies(num_rounds)) is not None:
-                    evaluations.submit(num_rounds, snapshot)  # only what the curve does not have yet
-        with progress_bar(progress) as show:
-            _train(plan, training, evaluations, checkpoint, note, began, time_limit, show)
+        evaluator = AgentEvaluator(schedule, num_envs, rollouts)
+        with show_status(progress) as show:
+            collector = Collector(plan, training, checkpoints, evaluator, began, show)
+            outcome = run(
+                training,
+                RunSchedule(
+                    plan.num_rounds,
+                    chunk=1,
+                    checkpoint_seconds=schedule.checkpoint_seconds,
+                    wait_for_evaluations=False,
+                ),
+                evaluator=evaluator,
+                evaluated=lambda num_rounds: num_rounds in checkpoints.evaluated_rounds(),
+                checkpoints=checkpoints,
+                callbacks=[collector],
+                stopped=lambda: time_limit is not None and time.monotonic() - began > time_limit,
+            )
+            collector.show()
         speed = training.speed()
-        if training.num_rounds < plan.num_rounds:
-            return Collected(False, training.num_rounds * num_envs, speed, {})
+        if not outcome.finished:
+            return Collected(False, outcome.position * num_envs, speed, {})
+        if len(outcome.failures) == len(training):
+            raise InputError(f"collect: every agent diverged; {next(iter(outcome.failures.values()))}")
 
         training.close()  # its processes would compete with the last evaluations
-        evaluations.gather(wait=True)
+        collector.gather(wait=True)
         rollouts.close()
         rollouts = stack.enter_context(Rollouts(num_workers))  # nothing else needs the cores now
         results = {}
         for index, label in enumerate(plan.labels):
-            wall_seconds = round(note["wall_seconds"] + time.monotonic() - began, 1)
-            run = {"command": _command(plan), "speed": speed, "wall_seconds": wall_seconds}
-            results[label] = _finish(plan, index, training, rollouts, checkpoint, note, run)
+            made = {"command": _command(plan), "speed": speed, "wall_seconds": round(collector.wall_seconds, 1)}
+            results[label] = _finish(plan, index, training, rollouts, checkpoints, collector, made)
         if not keep_checkpoint:
-            checkpoint.remove()
-        return Collected(True, training.num_rounds * num_envs, speed, results)
+            checkpoints.discard()
+        return Collected(True, outcome.position * num_envs, speed, results)
 
 
 def _command(plan: "Plan") -> str:
-    """What makes this again, as one would type it."""
+    """The command that makes the same run."""
     schedule, seeds = plan.schedule, plan.seeds
     discounts = dict.fromkeys(setting.discount for own in plan.settings for setting in own)
     entropies = [[*dict.fromkeys(setting.target_entropy for setting in own)] for own in plan.settings]
@@ -190,81 +200,41 @@ class Plan:
             if value <= 0:
                 raise InputError(f"collect: {name} ({value}) must be positive")
 
-    def check_continues(self, note: Note) -> None:
-        differing = [key for key, value in self.identity.items() if note["identity"].get(key) != value]
+    def check_continues(self, found: Checkpoint) -> None:
+        differing = [key for key, value in self.identity.items() if found.note["identity"].get(key) != value]
         if differing:
-            raise InputError(f"collect: the checkpoint is of another run: its {differing[0].replace('_', ' ')} differs")
-        if note["num_rounds"] > self.num_rounds:
-            done = note["num_rounds"] * self.num_envs
+            raise InputError(f"collect: the checkpoint is of another run: its {differing[0]} are not those asked for")
+        if found.position > self.num_rounds:
+            done = found.position * self.num_envs
             raise InputError(f"collect: the checkpoint has {done} steps already, more than the {self.steps} asked for")
 
 
-def _train(
-    plan: Plan,
-    training: Training,
-    evaluations: "Evaluations",
-    checkpoint: Checkpoint,
-    note: Note,
-    began: float,
-    time_limit: float | None,
-    show: Progress,
-) -> None:
-    """Rounds until the plan or the time limit is reached, with evaluations and checkpoints; a checkpoint comes last."""
-    evaluate_rounds = max(1, plan.schedule.evaluate_every // plan.num_envs)
-    wall_before = note["wall_seconds"]
-
-    def write_checkpoint() -> None:
-        evaluations.gather(wait=False)
-        note["wall_seconds"] = wall_before + time.monotonic() - began
-        checkpoint.write(training.num_rounds, training.arrays(), training.take_rows(), note)
-        for label, folder in zip(plan.labels, plan.folders, strict=True):
-            _write_curve(folder, evaluations.of(label))
-
-    def evaluate() -> None:
-        snapshot = training.snapshot()
-        checkpoint.write_policies(training.num_rounds, snapshot)
-        evaluations.submit(training.num_rounds, snapshot)
-
-    last_checkpoint = last_shown = time.monotonic()
-    while training.num_rounds < plan.num_rounds:
-        training.advance()
-        if training.num_rounds % evaluate_rounds == 0:
-            evaluate()
-        now = time.monotonic()
-        if now - last_shown > SHOW_SECONDS:
-            evaluations.gather(wait=False)
-            show(status(training, note["curve"], plan.num_rounds))
-            last_shown = now
-        if now - last_checkpoint > plan.schedule.checkpoint_seconds:
-            write_checkpoint()
-            last_checkpoint = now
-        if time_limit is not None and now - began > time_limit:  # after a round, so that every piece gets somewhere
-            break
-    if training.num_rounds == plan.num_rounds and training.num_rounds not in evaluations.rounds:
-        evaluate()
-    write_checkpoint()
-    show(status(training, note["curve"], plan.num_rounds))
-    checkpoint.flush()
-    note["wall_seconds"] = wall_before
-
-
 def _finish(
-    plan: Plan, index: int, training: Training, rollouts: Rollouts, checkpoint: Checkpoint, note: Note, run: Row
+    plan: Plan,
+    index: int,
+    training: Training,
+    rollouts: Rollouts,
+    checkpoints: ReplayCheckpoints,
+    collector: "Collector",
+    made: Row,
 ) -> Row:
-    """Choose one environment's expert and medium policy and write its files; config.json comes last."""
+    """Choose one environment's expert and medium policy and write its files, config.json last."""
     folder, spec, label = plan.folders[index], plan.specs[index], plan.labels[index]
-    curve = [row for row in note["curve"] if row["environment"] == label]
+    curve = collector.of(label)
+    if not curve:
+        raise InputError(f"collect: every agent of {label} diverged")
 
     def load(row: Row) -> Policy:
-        snapshot = checkpoint.read_policies(row["step"] // plan.num_envs)
+        snapshot = checkpoints.read_policies(row["step"] // plan.num_envs)
         if snapshot is None:
-            raise InputError(f"{checkpoint.folder}: the policies of step {row['step']} are damaged; begin elsewhere")
-        return training.policy(snapshot, index, [Member(index, row["setting"], row["seed"])])
+            where = checkpoints.folder.path
+            raise InputError(f"{where}: the policies of step {row['step']} are damaged; start again in another folder")
+        return training.policy(snapshot, index, [training.members.index(Member(index, row["setting"], row["seed"]))])
 
     choice = choose(curve, plan.steps, plan.schedule, load, rollouts)
     member = training.members.index(Member(index, choice.setting, choice.seed))
-    rows = np.concatenate([*checkpoint.read_rows(slice(member, member + 1))])[:, :, 0]
-    replay = replay_dataset(rows, training.padded, training.sizes[index], note["cuts"])
+    rows = np.concatenate([*checkpoints.rows(slice(member, member + 1))])[:, :, 0]
+    replay = replay_dataset(rows, training.padded, training.sizes[index], collector.cuts)
     attributes = {"algorithm": "sac", "setting": choice.setting, "seed": choice.seed, "steps": len(replay)}
     result = {"expert": choice.expert.report, "medium": choice.medium.report}
     config = {
@@ -275,7 +245,7 @@ def _finish(
         "schedule": dataclasses.asdict(plan.schedule),
         **provenance(),
         "device": jax.devices()[0].device_kind,
-        **run,
+        **made,
         **result,
     }
     _write_curve(folder, curve)
@@ -288,49 +258,112 @@ def _finish(
     return result
 
 
-class Evaluations:
-    """Deterministic episodes beside training. `curve` gets a row per agent and evaluated round."""
+class AgentEvaluator(Evaluator):
+    """Plays new episodes at every evaluation, with reset seeds that training never uses."""
 
-    def __init__(self, rollouts: Rollouts, training: Training, schedule: Schedule, curve: list[Row]):
-        self.curve = curve
-        self.rounds: set[int] = set()
-        self._rollouts, self._training, self._schedule = rollouts, training, schedule
-        self._pending: list[tuple[list[Row], Future[list[Episode]]]] = []
+    def __init__(self, schedule: Schedule, num_envs: int, rollouts: Rollouts) -> None:
+        every = max(1, schedule.evaluate_every // num_envs)
+        super().__init__(None, every, schedule.evaluation_episodes, pool=rollouts)
+        self.num_episodes = schedule.evaluation_episodes
 
-    def submit(self, num_rounds: int, snapshot: Arrays) -> None:
-        """Evaluate every member's policy, except in environments where the curve has this evaluation already."""
-        self.rounds.add(num_rounds)
-        step = num_rounds * self._training.num_envs
-        episodes = self._schedule.evaluation_episodes
-        metrics = {name.removeprefix("metrics/"): a for name, a in snapshot.items() if name.startswith("metrics/")}
-        done = {row["environment"] for row in self.curve if row["step"] == step}
-        for index, spec in enumerate(self._training.specs):
-            label = environments.short_name(spec)
-            if label in done:
-                continue
-            rows: list[Row] = [
-                {"environment": label, "step": step, "setting": member.setting, "seed": member.seed}
-                | {name: float(values[number]) for name, values in metrics.items()}
-                for number, member in enumerate(self._training.members)
-                if member.environment == index
-            ]
-            first_seed = EVALUATION_SEED + num_rounds * episodes
-            jobs = [(m, first_seed + e) for m in range(len(rows)) for e in range(episodes)]
-            self._pending.append((rows, self._rollouts.submit(self._training.policy(snapshot, index), spec, jobs)))
+    def seeds(self, iteration: int) -> list[int]:
+        first = EVALUATION_SEED + iteration * self.num_episodes
+        return list(range(first, first + self.num_episodes))
+
+
+class Collector(Callback):
+    """Keeps the curve, a row per agent and evaluation, and what a checkpoint needs to continue it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        training: Training,
+        checkpoints: ReplayCheckpoints,
+        evaluator: AgentEvaluator,
+        began: float,
+        show: Show,
+    ) -> None:
+        self.plan, self.training, self.checkpoints, self.evaluator = plan, training, checkpoints, evaluator
+        self.began, self.earlier, self._show, self._shown = began, 0.0, show, began
+        self.curve: list[Row] = []
+        self.cuts: list[int] = []  # rounds from which a killed run continued
+        self._metrics: dict[int, dict[str, np.ndarray]] = {}  # of the snapshots under evaluation, by round
+        self._again: list[tuple[int, list[int], Pending]] = []  # evaluations that a killed run did not finish
+        training.on_snapshot = self.keep
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.earlier + time.monotonic() - self.began
 
     def of(self, label: str) -> list[Row]:
         return [row for row in self.curve if row["environment"] == label]
 
-    def gather(self, wait: bool) -> None:
-        """Move what is done, or with `wait` everything, to the curve."""
-        ready = [(rows, future) for rows, future in self._pending if wait or future.done()]
-        self._pending = [pair for pair in self._pending if pair not in ready]
-        for rows, future in ready:
-            episodes = future.result()
-            for member, row in enumerate(rows):
-                row.update(statistics([episode for episode in episodes if episode.member == member]))
-                self.curve.append(row)
+    def keep(self, num_rounds: int, snapshot: Arrays) -> None:
+        self.checkpoints.keep_policies(num_rounds, snapshot)
+        self._metrics[num_rounds] = metrics_of(snapshot)
+
+    def on_start(self, position: int, note: Note) -> None:
+        if not note:
+            return
+        self.curve, self.cuts = note["curve"], [*note["cuts"], position]
+        self.earlier = note["wall_seconds"]
+        self.training.restore_rows(self.checkpoints.rows())
+        failed = {int(member) for member in note.get("failures", {})}
+        for num_rounds in self.checkpoints.evaluated_rounds():
+            if num_rounds > position or (snapshot := self.checkpoints.read_policies(num_rounds)) is None:
+                continue
+            self._metrics[num_rounds] = metrics_of(snapshot)
+            done = {row["environment"] for row in self.curve if row["step"] == num_rounds * self.plan.num_envs}
+            for index, label in enumerate(self.plan.labels):
+                places = [place for place in self.training.places(index) if place not in failed]
+                if places and label not in done:
+                    policy = self.training.policy(snapshot, index, places)
+                    pending = self.evaluator.submit(policy, num_rounds, policy.environment)
+                    self._again.append((num_rounds, places, pending))
+
+    def on_advance(self, position: int) -> None:
+        if time.monotonic() - self._shown > SHOW_SECONDS:
+            self.gather(wait=False)
+            self.show()
+
+    def show(self) -> None:
+        self._show(status(self.training, self.curve, self.plan.num_rounds))
+        self._shown = time.monotonic()
+
+    def on_evaluation(self, position: int, rows: list[Row]) -> None:
+        for row in rows:
+            member = self.training.members[row["member"]]
+            self.curve.append(
+                {
+                    "environment": self.plan.labels[member.environment],
+                    "step": position * self.plan.num_envs,
+                    "setting": member.setting,
+                    "seed": member.seed,
+                    **{name: float(values[row["member"]]) for name, values in self._metrics[position].items()},
+                    **statistics(row["returns"], row["lengths"]),
+                }
+            )
         self.curve.sort(key=lambda row: (row["environment"], row["step"], row["setting"], row["seed"]))
+
+    def gather(self, wait: bool) -> None:
+        """Add the repeated evaluations that are done to the curve, or with `wait` all of them."""
+        ready = [each for each in self._again if wait or each[2].done()]
+        self._again = [each for each in self._again if each not in ready]
+        for num_rounds, places, pending in ready:
+            pairs = zip(places, pending.result(), strict=True)
+            self.on_evaluation(num_rounds, [{**row, "member": place} for place, row in pairs])
+
+    def on_checkpoint(self, position: int, note: Note) -> None:
+        self.gather(wait=False)
+        told = {"identity": self.plan.identity, "curve": list(self.curve), "cuts": list(self.cuts)}
+        note |= {**told, "wall_seconds": self.wall_seconds}
+        for label, folder in zip(self.plan.labels, self.plan.folders, strict=True):
+            _write_curve(folder, self.of(label))
+
+
+def metrics_of(snapshot: Arrays) -> dict[str, np.ndarray]:
+    prefix = "metrics/"
+    return {name.removeprefix(prefix): array for name, array in snapshot.items() if name.startswith(prefix)}
 
 
 def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
@@ -338,7 +371,7 @@ def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
     for name, spec in zip(names, specs, strict=True):
         if spec.discrete:
             raise InputError(
-                f"environment {name!r} has discrete actions; collect trains SAC, which needs a Box of them"
+                f"environment {name!r} has discrete actions; collect trains SAC, which needs continuous ones"
             )
     if not specs or len({environments.short_name(spec) for spec in specs}) < len(specs):
         raise InputError(f"collect: needs one or more different environments, not {list(names)}")
@@ -346,7 +379,7 @@ def _resolve(names: Sequence[str]) -> list[EnvironmentSpec]:
 
 
 def _settings(sac: SAC | Sequence[SAC] | Mapping[str, Sequence[SAC]], names: Sequence[str]) -> list[list[SAC]]:
-    """Those of each environment."""
+    """The settings of each environment."""
     if isinstance(sac, Mapping):
         if set(sac) != set(names):
             raise InputError(f"collect: settings for {', '.join(sac)}, but the environments are {', '.join(names)}")
@@ -355,7 +388,7 @@ def _settings(sac: SAC | Sequence[SAC] | Mapping[str, Sequence[SAC]], names: Seq
 
 
 def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Path]:
-    """The folder of each environment; refused where there are files and nothing was said of resuming."""
+    """The folder of each environment. A folder that holds files is refused, unless the run is to be resumed."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file, cannot write a folder there")
     if out.is_dir() and any(out.iterdir()):

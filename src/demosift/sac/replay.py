@@ -12,13 +12,13 @@ from demosift.types import Dataset, Transitions
 def replay_dataset(
     rows: Float[np.ndarray, "rounds envs width"], padded: Layout, size: Layout, cuts: Sequence[int] = ()
 ) -> Dataset:
-    """The replay of one agent as a dataset: episodes whole, in the order in which they began.
+    """The replay of one agent as a dataset of whole episodes, in the order in which they began.
 
-    The agent filled its buffer from `envs` environments in turn, so that neighbours in it belong to different
-    episodes. Here each episode's rows stand together; episodes that began in the same round stand in the order of the
-    environments. The file still runs from the first random episodes to the last skilled ones. Rows before a cut (a
-    resumed run: environments began anew), and the last rows of all, end an episode by a timeout if nothing else ended
-    it.
+    The agent filled its buffer from `envs` environments in turn, so neighbours in it belong to different episodes. Here
+    each episode's rows stand together, and episodes that began in the same round are in the order of the environments.
+    So the file still runs from the first random episodes to the last skilled ones. `cuts` are the rounds at which a run
+    was resumed and its environments began anew. An episode that a cut or the end of training interrupts ends with a
+    timeout.
     """
     num_rounds, num_envs, _ = rows.shape
     end = rows[..., padded.end].copy()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from demosift.progress import Progress
 from demosift.sac.choosing import Row
 from demosift.sac.training import Training
 
@@ -33,7 +34,7 @@ class Status:
         )
 
 
-Progress = Callable[[Status], None]
+Show = Callable[[Status], None]
 
 
 def status(training: Training, curve: Sequence[Row], total_rounds: int) -> Status:
@@ -62,17 +63,11 @@ def status(training: Training, curve: Sequence[Row], total_rounds: int) -> Statu
 
 
 @contextmanager
-def progress_bar(progress: bool | Progress | None) -> Iterator[Progress]:
-    """The given function, or a bar on stderr."""
+def show_status(progress: bool | Show | None) -> Iterator[Show]:
+    """The given function, or one that updates a progress bar."""
     if callable(progress):
         yield progress
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    show = console.is_terminal if progress is None else progress
-    with Bar(BarColumn(bar_width=20), TextColumn("{task.description}"), console=console, disable=not show) as bar:
-        task = bar.add_task("compiling", total=None)
-        yield lambda status: bar.update(task, description=str(status), completed=status.step, total=status.steps)
+    with Progress(progress) as display:
+        line = display.line("collect", text="compiling")
+        yield lambda status: line.update(status.step, str(status), status.steps)

@@ -1,15 +1,15 @@
-"""The agents at work: act, simulate and learn, a round at a time, and how fast that goes.
+"""The agents act, simulate and learn, a round at a time; and how fast that goes.
 
 A round steps `num_envs` environments per agent and makes as many updates: act, send the actions to the simulating
-processes, start the updates on the device, and only then wait for the simulators. So simulation hides behind
-learning, or learning behind simulation; the rows of a round are learned from in the next. The replay lies on the
-device whole, and the compiled functions write to it, and to the agents' parameters, in place.
+processes, start the updates on the device, and only then wait for the simulators. So simulation and learning run at the
+same time; the rows of a round are first learned from in the next. The whole replay is on the device, and the compiled
+functions change it and the agents' parameters in place.
 """
 
 import itertools
 import operator
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -18,27 +18,32 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from demosift.policy import Layer, Policy
+from demosift.learning.acting import numpy_policy
+from demosift.learning.members import fill, named_arrays
+from demosift.learning.networks import Layer, TanhGaussian
+from demosift.learning.runner import Group, Trainee
+from demosift.policy import Policy
+from demosift.results.checkpoint import Arrays, Checkpoint
 from demosift.sac.agent import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, Metrics, State
-from demosift.sac.checkpoint import Arrays
+from demosift.sac.checkpoint import ROWS
 from demosift.simulation import environments
 from demosift.simulation.simulate import Simulators
 from demosift.types import EnvironmentSpec
 
 MAX_TRAINING_SEED = 1_000_000
-"""Training resets its environments with seeds below this, evaluation with seeds from here on."""
+"""Training resets its environments with seeds below this, evaluation with this and higher ones."""
 
 
 class Member(NamedTuple):
-    """One agent: the index of its environment, that of its setting among those of the environment, and its seed."""
+    """One agent: the index of its environment, the index of its setting in that environment, and its seed."""
 
     environment: int
     setting: int
     seed: int
 
 
-class Training:
-    """The agents and their environments, moved a round at a time. It knows nothing of files."""
+class Training(Trainee):
+    """The agents and their environments, which advance a round at a time. Files are left to others."""
 
     def __init__(
         self,
@@ -53,7 +58,7 @@ class Training:
     ):
         """Agents for every environment, each of its settings, and every seed.
 
-        Over the last `annealed_share` of the rounds that there is room for, the learning rate falls to zero.
+        Over the last `annealed_share` of the `capacity_rounds`, the learning rate falls to zero.
         """
         self.specs, self.num_envs = tuple(specs), num_envs
         self.members = [
@@ -74,6 +79,7 @@ class Training:
         member_specs = [specs[member.environment] for member in self.members]
         self.simulators = Simulators(member_specs * num_envs, num_workers)
         self.close = self.simulators.close
+        self.on_snapshot: Callable[[int, Arrays], object] = lambda num_rounds, snapshot: None
 
         self._keys = jax.vmap(jax.random.key)(jnp.asarray([member.seed for member in self.members], jnp.uint32))
         action_dims = np.array([self.sizes[member.environment].action_dim for member in self.members])
@@ -95,8 +101,17 @@ class Training:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def advance(self) -> None:
-        """One round: `num_envs` steps of every agent, and as many updates once the random steps are over."""
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def advance(self, position: int, steps: int) -> dict[str, Any]:
+        """Play the next rounds. The metrics are in the snapshots instead, beside the evaluations."""
+        for _ in range(steps):
+            self.play_round()
+        return {}
+
+    def play_round(self) -> None:
+        """`num_envs` steps of every agent, and as many updates once the random steps are over."""
         began = time.perf_counter()
         timed = self.metrics is not None  # before the first updates there is nothing to time, and they compile
         shape = (self.num_envs, len(self.members))
@@ -144,12 +159,12 @@ class Training:
         return np.float32(min(1.0, left / self._annealed_rounds) if self._annealed_rounds else 1.0)
 
     def resume_clock(self) -> float:
-        """The time, from which `speed` goes on counting: what was done since the last round does not count."""
+        """The time now, from which `speed` continues to count: what happened since the last round does not count."""
         self._ended = time.perf_counter()
         return self._ended
 
     def _reset_seeds(self) -> list[int]:
-        """Of every environment, from its member's seed and the round in which it starts."""
+        """A reset seed for every environment, from its member's seed and the round in which it starts."""
         sequences = [np.random.SeedSequence((member.seed, self.num_rounds)) for member in self.members]
         seeds = np.stack([sequence.generate_state(self.num_envs) for sequence in sequences], axis=1)
         return (seeds.ravel() % MAX_TRAINING_SEED).tolist()
@@ -160,25 +175,35 @@ class Training:
         shape = (0, self.num_envs, len(self.members), self.padded.width)
         return np.stack(rows) if rows else np.zeros(shape, np.float32)
 
-    def arrays(self) -> Arrays:
-        """All that the agents are, by name."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(self.state))
-        return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    def capture(self) -> Arrays:
+        """The agents' arrays by name, and the rows since the last call."""
+        return {**named_arrays(self.state), ROWS: self.take_rows()}
 
-    def restore(self, arrays: Arrays, num_rounds: int, segments: Iterable[np.ndarray]) -> None:
-        """Continue after `num_rounds` rounds. Environments begin anew: their state is not in a checkpoint."""
-        leaves, structure = jax.tree_util.tree_flatten_with_path(self.state)
-        self.state = jax.tree_util.tree_unflatten(
-            structure, [jnp.array(arrays[jax.tree_util.keystr(path)]) for path, _ in leaves]
-        )
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Set the agents to those of a checkpoint. Environments begin anew, since a checkpoint does not hold them."""
+        self.state = fill(self.state, checkpoint.arrays)
+        self.num_rounds = checkpoint.position
+        self._obs = None
+
+    def restore_rows(self, segments: Iterable[np.ndarray]) -> None:
+        """Fill the replay, piece by piece."""
         first = 0
         for rows in segments:
             flat = np.moveaxis(rows, 2, 0).reshape(len(self.members), -1, self.padded.width)
             self._replay = _insert(self._replay, flat, np.int32(first * self.num_envs))
             first += len(rows)
             self._last_rows = rows[-1]  # the next round writes them again, in the same place
-        self.num_rounds = num_rounds
-        self._obs = None
+
+    def policies(self) -> list[Group]:
+        """Every environment's agents as they are now; `on_snapshot` is called first."""
+        snapshot = self.snapshot()
+        self.on_snapshot(self.num_rounds, snapshot)
+        every = ((index, self.places(index)) for index in range(len(self.specs)))
+        return [Group(places, self.policy(snapshot, index, places)) for index, places in every]
+
+    def places(self, environment: int) -> list[int]:
+        """Where the environment's agents are among all."""
+        return [place for place, member in enumerate(self.members) if member.environment == environment]
 
     def snapshot(self) -> Arrays:
         """All members' policies, and what the last updates measured."""
@@ -190,20 +215,19 @@ class Training:
             named |= {f"metrics/{name}": array for name, array in metrics._asdict().items()}
         return {name: np.asarray(array) for name, array in named.items()}
 
-    def policy(self, snapshot: Arrays, environment: int, members: Sequence[Member] | None = None) -> Policy:
-        """An environment's agents, all or some, in its own sizes."""
+    def policy(self, snapshot: Arrays, environment: int, rows: list[int]) -> Policy:
+        """The policy of some of an environment's agents, given by their places, in its own sizes."""
         size = self.sizes[environment]
-        of_environment = [member for member in self.members if member.environment == environment]
-        rows = [self.members.index(member) for member in members or of_environment]
         heads = [*range(size.action_dim), *range(self.padded.action_dim, self.padded.action_dim + size.action_dim)]
         num_layers = len(self.sac.hidden) + 1
         kernels = [snapshot[f"layers/{i}/kernel"][rows] for i in range(num_layers)]
         biases = [snapshot[f"layers/{i}/bias"][rows] for i in range(num_layers)]
         kernels[0] = kernels[0][:, : size.obs_dim]
         kernels[-1], biases[-1] = kernels[-1][..., heads], biases[-1][..., heads]
-        layers = tuple(Layer(*layer) for layer in zip(kernels, biases, strict=True))
+        layers = tuple(Layer(*layer) for layer in zip(kernels, biases, strict=True))  # type: ignore[arg-type]
+        network = TanhGaussian(layers, mean_limit=None)
         shift = np.zeros((len(rows), size.obs_dim), np.float32)
-        return Policy("tanh-gaussian", layers, shift, np.ones_like(shift), environment=self.specs[environment])
+        return numpy_policy(network, shift, np.ones_like(shift), self.specs[environment])
 
     def speed(self) -> dict[str, Any]:
         """Steps per second of one agent, and where the time of a round went, over the rounds that learned."""
@@ -230,7 +254,7 @@ def _init(sac: SAC, sizes: Sequence[Layout], counts: Sequence[int], padded: Layo
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _init_agents(size: Layout, padded: Layout, sac: SAC, keys: Array) -> State:
-    """Compiled once per size: one program for all of them takes minutes to compile on a GPU."""
+    """Compiled once per size: one program for all sizes takes minutes to compile on a GPU."""
     return jax.vmap(lambda sac, key: sac.init(jax.random.fold_in(key, 0), size, padded))(sac, keys)
 
 
@@ -257,7 +281,7 @@ def _insert(replay: Array, rows: Float[Array, "members rows width"], first: Arra
 
 @partial(jax.jit, donate_argnums=0)
 def _absorb(replay: Array, rows: Float[Array, "envs members width"], number: Array) -> Array:
-    """The rows of the round before `number`, put behind those of the earlier ones."""
+    """Put the rows of the round before `number` behind those of the earlier rounds."""
     return _insert(replay, jnp.swapaxes(rows, 0, 1), (number - 1) * len(rows))
 
 
@@ -277,10 +301,10 @@ def _learn(
 def measure_speed(
     name: str = "halfcheetah", seconds: float = 10.0, num_members: int = 1, num_envs: int = 16
 ) -> dict[str, Any]:
-    """How fast `collect` trains here, beside the rate that the same machine's matrix products allow.
+    """How fast `collect` trains here, compared with the rate of the same machine's matrix products.
 
-    `ratio` is floating-point operations of the updates' matrix products per second, over those of XLA's own products of
-    the hidden size alone. Both are timed in turns, so that other work on the machine slows both alike.
+    `ratio` divides the floating-point rate of the updates' matrix products by that of XLA's own products of the hidden
+    size. Both are timed in turns, so that other work on the machine slows both alike.
     """
     sac = SAC()
     random_steps, capacity = 4 * sac.batch_size, 1_000_000 // num_envs
@@ -288,14 +312,14 @@ def measure_speed(
         [[sac]], [environments.resolve(name)], range(num_members), num_envs, capacity, random_steps
     ) as training:
         while training.num_rounds <= training.random_rounds + 1:
-            training.advance()
+            training.play_round()
         product_rates, elapsed, rounds = [], 0.0, 0
         while elapsed < seconds:
             jax.block_until_ready(training.state)
             product_rates.append(_product_rate(sac.hidden[-1], num_members))
             began = training.resume_clock()
             while time.perf_counter() - began < seconds / 8:
-                training.advance()
+                training.play_round()
                 rounds += 1
             jax.block_until_ready(training.state)
             elapsed += time.perf_counter() - began

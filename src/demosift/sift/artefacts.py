@@ -1,25 +1,26 @@
-"""What tells two files apart without being behaviour: constants, units, clocks, rounding, repeats.
+"""Differences between two files that are not behaviour: constants, units, clocks, rounding, repeats.
 
-A discriminator uses whatever separates the expert's file from the pile, and a column that a recorder filled in another
-way separates them perfectly. The weights are then about files, not about who acted well. Each finding names the column.
+A discriminator uses whatever separates the expert's file from the supplementary one, and a column that was recorded in
+another way separates them perfectly. The weights then tell files apart, not who acted well. Each finding names the
+column.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from demosift.data import RowSource
-from demosift.sift.calibration import area_under_curve
+from demosift.report.statistics import probability_greater
 from demosift.sift.overlap import Sample
 
-PERFECT = 0.9995  # AUC of one column alone
-OTHER_UNITS = 3.0  # times the scale, with a shape that is the same
-SAME_SHAPE = 0.1  # largest distance of distribution functions
-CLOCK_EPISODES, CLOCK_ROWS = 20, 200  # looked at
-CLOCK_JITTER = 0.2  # deviation of a clock's ticks, over their mean
-REPEATED = 0.1
+PERFECT = 0.9995  # AUC of one column alone that counts as perfect
+OTHER_UNITS = 3.0  # ratio of the scales of two columns of the same shape
+SAME_SHAPE = 0.1  # largest distance between their distribution functions
+CLOCK_EPISODES, CLOCK_ROWS = 20, 200  # episodes that are searched for clocks, and rows of each
+CLOCK_JITTER = 0.2  # largest deviation of a clock's ticks, over their mean
+REPEATED = 0.1  # share of repeated rows above which they are mentioned
 TOLD_BY_CLOCK = 0.9  # AUC of a clock alone; a clock that starts anew with every episode tells nothing
 SETS = ("expert", "supplementary")
 
@@ -28,22 +29,19 @@ class Finding(NamedTuple):
     kind: str  # constant, units, clock, rounding, alone, repeats
     text: str
     column: int | None = None  # of the state; actions are not bookkeeping
-    separates: bool = False  # the files, and not by behaviour
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "column": self.column, "separates": self.separates, "text": self.text}
+    separates: bool = False  # whether it alone tells the files apart
 
 
 def find_artefacts(
     sources: tuple[RowSource, RowSource], samples: tuple[Sample, Sample], repeats: Sequence[float]
 ) -> list[Finding]:
     """`repeats`: the share of each set's rows that equal an earlier one."""
-    expert, pile = samples
+    expert, supplementary = samples
     names = column_names(sources[0])
     clocks = [clock_columns(source) for source in sources]
     found = []
     for column, name in enumerate(names):
-        values = expert.obs[:, column], pile.obs[:, column]
+        values = expert.obs[:, column], supplementary.obs[:, column]
         goals = [settled(sample, column) for sample in samples]
         ticking = [whose for whose, clock in zip(SETS, clocks, strict=True) if clock[column]]
         if ticking:
@@ -52,7 +50,7 @@ def find_artefacts(
             found.append(Finding("clock", text, column, one_column_auc(*values) > TOLD_BY_CLOCK))
         elif finding := judge_column(column, name, *values, all(goals)):
             found.append(finding)
-    found += find_rounding(expert, pile)
+    found += find_rounding(expert, supplementary)
     for whose, share in zip(SETS, repeats, strict=True):
         if share > REPEATED:
             found.append(Finding("repeats", f"{share:.0%} of the rows of the {whose} set repeat earlier ones"))
@@ -66,7 +64,7 @@ def separating_columns(found: Sequence[Finding], num_columns: int) -> Bool[np.nd
 
 
 def column_names(source: RowSource) -> list[str]:
-    """By number, and where a format has named parts, by the part and the number in it."""
+    """The number of the column, or where a format has named parts, the part and the number within it."""
     keys: Mapping[str, int] | None = getattr(source, "obs_keys", None)
     if keys is None or sum(keys.values()) != source.obs_dim:
         return [f"observation column {column}" for column in range(source.obs_dim)]
@@ -74,28 +72,28 @@ def column_names(source: RowSource) -> list[str]:
 
 
 def judge_column(
-    column: int, name: str, expert: Float[np.ndarray, "e"], pile: Float[np.ndarray, "p"], settled: bool = False
+    column: int, name: str, expert: Float[np.ndarray, "e"], supplementary: Float[np.ndarray, "p"], settled: bool = False
 ) -> Finding | None:
     """`settled`: the column does not change within an episode, as a goal would not."""
-    constant = [bool((values == values[0]).all()) for values in (expert, pile)]
+    constant = [bool((values == values[0]).all()) for values in (expert, supplementary)]
     if all(constant):
-        if expert[0] == pile[0]:
+        if expert[0] == supplementary[0]:
             return None
-        text = f"{name} is {expert[0]:g} in every expert row and {pile[0]:g} in every other: it names the file"
+        text = f"{name} is {expert[0]:g} in every expert row and {supplementary[0]:g} in every other: it names the file"
         return Finding("constant", text, column, True)
     if any(constant):
         whose, other = ("expert", "supplementary") if constant[0] else ("supplementary", "expert")
-        value, rest = (expert[0], pile) if constant[0] else (pile[0], expert)
+        value, rest = (expert[0], supplementary) if constant[0] else (supplementary[0], expert)
         rare = bool((rest == value).mean() < 0.01)
         text = f"{name} is {value:g} in every row of the {whose} set and varies in the {other} set"
         if settled:  # an expert with one goal is not another recorder
             return Finding("constant", f"{text}, though not within an episode: a goal?", column)
         return Finding("constant", text, column, rare)
-    units = other_units(expert, pile)
+    units = other_units(expert, supplementary)
     if units is not None:
         text = f"{name} is about {units:.3g} times as large in the supplementary set, in the same shape: other units?"
         return Finding("units", text, column, True)
-    if one_column_auc(expert, pile) > PERFECT:
+    if one_column_auc(expert, supplementary) > PERFECT:
         return Finding("alone", f"{name} alone tells the two files apart: is it behaviour, or how they were recorded?")
     return None
 
@@ -107,26 +105,26 @@ def settled(sample: Sample, column: int) -> bool:
     return bool((np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)).all())
 
 
-def one_column_auc(expert: Float[np.ndarray, "e"], pile: Float[np.ndarray, "p"]) -> float:
+def one_column_auc(expert: Float[np.ndarray, "e"], supplementary: Float[np.ndarray, "p"]) -> float:
     """How well one threshold, either way round, separates the files."""
-    auc = area_under_curve(expert, pile)
+    auc = probability_greater(expert, supplementary)
     return max(auc, 1 - auc)
 
 
-def other_units(expert: Float[np.ndarray, "e"], pile: Float[np.ndarray, "p"]) -> float | None:
+def other_units(expert: Float[np.ndarray, "e"], supplementary: Float[np.ndarray, "p"]) -> float | None:
     """The factor between two columns that have the same shape at different scales."""
-    spread = [float(np.subtract(*np.quantile(values, [0.9, 0.1]))) for values in (expert, pile)]
+    spread = [float(np.subtract(*np.quantile(values, [0.9, 0.1]))) for values in (expert, supplementary)]
     if min(spread) <= 0:
         return None
     factor = spread[1] / spread[0]
     if 1 / OTHER_UNITS < factor < OTHER_UNITS:
         return None
-    distance = largest_gap(expert * factor, pile)
+    distance = largest_gap(expert * factor, supplementary)
     return factor if distance < SAME_SHAPE else None
 
 
 def largest_gap(first: Float[np.ndarray, "n"], second: Float[np.ndarray, "m"]) -> float:
-    """Between the two distribution functions (Kolmogorov and Smirnov's statistic)."""
+    """The largest gap between two distribution functions (the Kolmogorov-Smirnov statistic)."""
     both = np.concatenate([first, second])
     shares = [np.searchsorted(np.sort(part), both, side="right") / len(part) for part in (first, second)]
     return float(np.abs(shares[0] - shares[1]).max())
@@ -146,11 +144,11 @@ def clock_columns(source: RowSource) -> Bool[np.ndarray, "columns"]:
     return clock & seen
 
 
-def find_rounding(expert: Sample, pile: Sample) -> list[Finding]:
-    """Numbers of one file that are all coarser than the other's."""
+def find_rounding(expert: Sample, supplementary: Sample) -> list[Finding]:
+    """Findings where the numbers of one file are rounded and those of the other are not."""
     found = []
     for part in ("obs", "action"):
-        kinds = [coarseness(getattr(sample, part)) for sample in (expert, pile)]
+        kinds = [coarseness(getattr(sample, part)) for sample in (expert, supplementary)]
         if kinds[0] == kinds[1] or "integers" in kinds:
             continue
         said = [f"{kind or 'full precision'} in the {whose} set" for kind, whose in zip(kinds, SETS, strict=True)]
@@ -160,7 +158,7 @@ def find_rounding(expert: Sample, pile: Sample) -> list[Finding]:
 
 
 def coarseness(values: Float[np.ndarray, "rows columns"]) -> str | None:
-    """What the numbers of a file are rounded to, if they are."""
+    """What the numbers are rounded to; None where they are not."""
     moving = values[:, values.std(axis=0) > 0].astype(np.float32)
     if moving.size == 0 or (moving == np.round(moving)).all():
         return "integers"

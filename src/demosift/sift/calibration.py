@@ -1,17 +1,17 @@
-"""From log-ratios to weights, and how good they are: a few coefficients, fitted on held-out rows.
+"""From log-ratios to weights: a few coefficients, fitted on held-out rows. And measures of how good weights are.
 
-Suppose a share rho of the union is as the expert's and the rest is drawn from some d_B. Then
+Suppose that a share rho of the union is distributed as the expert's rows are, and the rest as some d_B. Then
 
     d_E/d_U  =  d_E / (rho d_E + (1 - rho) d_B)  =  (1/rho) sigmoid(log d_E/d_B + const),
 
-which rises from 0 and levels off at 1/rho: rows that the expert could have made all weigh about the same. What models
-return are log-ratios z_i, over-confident and off in scale, so the weight is
+which rises from 0 and levels off at 1/rho: all rows that the expert could have made weigh about the same. The models
+return log-ratios z_i that are over-confident and wrong in scale, so the weight is
 
     log w  =  -log rho  +  log sigmoid(sum_i b_i z_i + b_0),      b_i >= 0,
 
 with the coefficients that minimise the discriminator's own loss (paper, eq. 5), mean_E log(1 + 1/w) + mean_U log(1+w),
-over rows whose z come from models that left them out. Where a z says nothing about such rows its coefficient is zero;
-where none does, every weight is 1.
+over rows whose z come from models that left them out. A z that says nothing about such rows gets the coefficient zero;
+if none says anything, every weight is 1.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
-from scipy.stats import rankdata
 
 LOG_LIMIT = float(np.log(1e6))  # weights stay within [1e-6, 1e6]
 RIDGE = 1e-4
-USELESS = 1e-3  # a coefficient below this, of a feature with deviation 1
-MOST_ROWS = 65_536  # of the union, to fit a few numbers
+USELESS = 1e-3  # a smaller coefficient of a feature with deviation 1 counts as zero
+MOST_ROWS = 65_536  # of the union, which is enough to fit a few numbers
 
 Features = Float[np.ndarray, "features rows"]
 Rows = Float[np.ndarray, "rows"]
@@ -46,7 +45,7 @@ class Coefficients(NamedTuple):
 
 
 def fit_coefficients(features: Features, num_expert: int) -> Coefficients:
-    """The least loss. The first `num_expert` rows are the expert's; all rows are the union's."""
+    """The coefficients of least loss. The first `num_expert` rows are the expert's; all rows are the union's."""
     union = features[:, :: max(1, features.shape[1] // MOST_ROWS)]
     centre, scale = union.mean(axis=1), union.std(axis=1) + 1e-9
     x_expert, x_union = (((x.T - centre) / scale).T for x in (features[:, :num_expert], union))
@@ -63,7 +62,7 @@ def fit_coefficients(features: Features, num_expert: int) -> Coefficients:
             gradient += np.concatenate([x @ bend, [bend.sum(), rate.sum()]])
         return float(value), gradient
 
-    # From a union that is half the expert's, and from one that hardly is: the loss is not convex in rho.
+    # Two starts, for a union that is half the expert's and for one that hardly is: the loss is not convex in rho.
     bounds = [(0.0, None)] * len(features) + [(None, None), (0.0, LOG_LIMIT)]
     starts = [np.array([*np.ones(len(features)), offset, top]) for offset, top in ((1.0, np.log(2.0)), (-4.0, 5.0))]
     solutions = [minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
@@ -75,14 +74,8 @@ def fit_coefficients(features: Features, num_expert: int) -> Coefficients:
 
 
 def log_loss(log_weight: Rows, num_expert: int) -> float:
-    """mean_E log(1 + 1/w) + mean_U log(1 + w); 2 log 2 where nothing is known."""
+    """mean_E log(1 + 1/w) + mean_U log(1 + w), which is 2 log 2 where every weight is 1."""
     return float(np.logaddexp(0, -log_weight[:num_expert]).mean() + np.logaddexp(0, log_weight).mean())
-
-
-def area_under_curve(better: Float[np.ndarray, "n"], worse: Float[np.ndarray, "m"]) -> float:
-    """How likely a row of the first kind weighs more than one of the second; ties count half."""
-    rank = rankdata(np.concatenate([better, worse]))[: len(better)]
-    return float((rank.sum() - len(better) * (len(better) + 1) / 2) / (len(better) * len(worse)))
 
 
 def effective_sample_size(weight: Rows) -> float:

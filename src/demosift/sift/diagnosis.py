@@ -1,12 +1,13 @@
-"""Before training: can this pile help, how much, and by which of BC, NBCU and WBCU?
+"""Before training: can this supplementary set help, how much, and with which of BC, NBCU and WBCU?
 
-The answer rests on two witnesses. Nearest neighbours (`overlap`) fill in the paper's Table 1, which says what a sample
-does to NBCU by its state and action; the weights say which rows a discriminator, that never saw them, takes for the
-expert's. `advise` is the rule, and says so where the two contradict each other or a file's bookkeeping misleads both.
+The answer rests on two witnesses. Nearest neighbours (`overlap`) fill in the paper's Table 1, which says how a sample
+affects NBCU, given its state and action. The weights say which rows look like the expert's to a discriminator that
+never saw them. `advise` is the rule; it refuses to answer where the two contradict each other, or where a difference in
+recording misleads both.
 
-    state of the expert's, its action     helps            (Table 1; Theorem 3: NBCU then beats BC)
-    state of the expert's, another        harms            (Theorem 2 and its lower bound)
-    another state                         in between       (Theorem 4: no harm, and not much help)
+    an expert state, the expert's action     helps            (Table 1; Theorem 3: NBCU then beats BC)
+    an expert state, another action          harms            (Theorem 2 and its lower bound)
+    another state                            in between       (Theorem 4: no harm, and not much help)
 """
 
 from typing import Any, NamedTuple
@@ -15,22 +16,24 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from demosift.data import RowSource
+from demosift.report.statistics import probability_greater
 from demosift.sift.artefacts import find_artefacts, separating_columns
-from demosift.sift.calibration import area_under_curve, effective_sample_size
+from demosift.sift.calibration import effective_sample_size
 from demosift.sift.folds import Copies
-from demosift.sift.overlap import MOST_EXPERT, MOST_PILE, Overlap, Sample, draw_sample, measure_overlap
+from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, Overlap, Sample, draw_sample, measure_overlap
+from demosift.sift.training_sample import draw_rows
 
-FEW_EXPERT = 50  # rows; with fewer, shares of them mean nothing
-NEAR = 0.05  # share of the pile on expert states; below, there is no overlap to speak of
-WRONG = 0.15  # share of other actions on expert states; the expert's own rows would show 0.05
-ENOUGH = 0.1  # expert-like rows of the pile, over the expert's own rows
-LIKE = 0.5  # of the pile's rows on expert states, for NBCU: this share must weigh as much as the expert's
+FEW_EXPERT = 50  # with fewer expert rows, shares of them mean nothing
+NEAR = 0.05  # with a smaller share of the pile on expert states, there is no overlap to speak of
+WRONG = 0.15  # tolerated share of other actions on expert states; the expert's own rows would show 0.05
+ENOUGH = 0.1  # fewest expert-like rows of the pile that are worth having, over the expert's own rows
+LIKE = 0.5  # NBCU needs this share of the pile's rows on expert states to weigh as much as the expert's
 MISTAKEN = 0.05  # share of the expert's own rows that nearest neighbours take for other actions
-HALVED = 0.5  # beyond that, expert-like rows must have at most this part of the other actions that the pile has
-FEW_OF_A_KIND = 30
-TYPICAL = 0.1  # an expert-like row weighs at least what this quantile of the expert's rows does
+HALVED = 0.5  # above `MISTAKEN`, expert-like rows may have at most this part of the pile's share of other actions
+FEW_OF_A_KIND = 30  # with fewer rows, their share of other actions is not measured
+TYPICAL = 0.1  # an expert-like row weighs at least as much as this quantile of the expert's rows
 BINS = 10
-MOST_JUDGED = 100_000  # rows of each set behind the calibration and the ROC curve
+MOST_JUDGED = 100_000  # rows of each set that the calibration and the ROC curve use
 
 Rows = Float[np.ndarray, "rows"]
 
@@ -39,23 +42,23 @@ class Evidence(NamedTuple):
     """What the advice rests on."""
 
     expert_rows: int
-    pile_rows: int
+    supplementary_rows: int
     near: float  # share of the pile on expert states
-    wrong: float  # of these, the share with another action
+    wrong: float  # share of other actions among these rows
     expert_like: float  # share of the pile that weighs as much as the expert's rows do
-    kept_wrong: float | None  # the same share among expert-like rows; None with too few of them
-    useless: bool = False  # held-out rows could not be told apart at all
-    separated_by: str = ""  # bookkeeping that tells the files apart
-    same_rows: bool = False  # the pile is made of the expert's own rows
+    kept_wrong: float | None  # share of other actions among expert-like rows; None where these are too few
+    useless: bool = False  # whether held-out rows could not be told apart at all
+    separated_by: str = ""  # a difference in recording that tells the files apart
+    same_rows: bool = False  # whether the pile is made of the expert's own rows
 
     @property
     def gain(self) -> float:
         """Expert-like rows of the pile over the expert's rows."""
-        return self.expert_like * self.pile_rows / self.expert_rows
+        return self.expert_like * self.supplementary_rows / self.expert_rows
 
     @property
     def contradicted(self) -> bool:
-        """The weights would keep other actions on expert states, where nearest neighbours see many."""
+        """Whether the weights would keep many of the other actions that nearest neighbours see on expert states."""
         return self.kept_wrong is not None and self.kept_wrong > MISTAKEN + HALVED * max(self.wrong - MISTAKEN, 0)
 
 
@@ -70,7 +73,7 @@ def advise(seen: Evidence) -> Advice:
     if seen.expert_rows < FEW_EXPERT:
         reason = (
             f"The expert set has {seen.expert_rows} rows, too few to compare anything with; until there are more, only "
-            "BC rests on nothing but samples that are known to be good."
+            "BC uses nothing but samples that are known to be good."
         )
         return Advice(None, "Cannot tell: there are too few expert rows.", reason)
     if seen.separated_by:
@@ -84,13 +87,14 @@ def advise(seen: Evidence) -> Advice:
         differ = "other states" if seen.near < NEAR else "other actions on expert states"
         reason = (
             f"Nearest neighbours find {differ} in the pile, but the discriminator cannot tell held-out expert rows "
-            "from the rest, so its weights leave nothing out; try another scorer or more expert rows, BC until then."
+            "from the rest, so its weights leave nothing out. Try another scorer or more expert rows; until then, BC "
+            "is safe."
         )
         return Advice(None, "Cannot tell: the discriminator does not see what differs.", reason)
     few = seen.gain < ENOUGH
     if seen.near < NEAR and few:
         reason = (
-            f"Only {seen.near:.0%} of the pile lies on expert states; in the paper's table samples elsewhere neither "
+            f"Only {seen.near:.0%} of the pile lies on expert states; in the paper's table, samples elsewhere neither "
             "help nor harm much, so there is nothing to gain over the expert's own rows."
         )
         return Advice("bc", "Train BC: the pile is about other states.", reason)
@@ -107,12 +111,12 @@ def advise(seen: Evidence) -> Advice:
             f"{on_expert_states}, with another action on {seen.wrong:.0%} of it; in the paper's table these are the "
             "samples that harm, and hardly any row looks like the expert's, so nothing is left to gain."
         )
-        return Advice("bc", "Train BC: the pile has next to nothing of the expert's.", reason)
+        return Advice("bc", "Train BC: hardly any of the pile looks like the expert's.", reason)
     if seen.contradicted:
         reason = (
             f"{on_expert_states}, with another action on {seen.wrong:.0%} of it, and still on {seen.kept_wrong:.0%} of "
-            "what weighs as much as the expert's rows: the harmful samples of the paper's table would stay in; try "
-            "another scorer, and BC until then."
+            "the rows that weigh as much as the expert's: the harmful samples of the paper's table would stay in. Try "
+            "another scorer; until then, BC is safe."
         )
         return Advice(None, "Cannot tell: weights and nearest neighbours disagree.", reason)
     reason = (
@@ -128,42 +132,44 @@ def advise(seen: Evidence) -> Advice:
     return Advice("wbcu", "Train WBCU: part of the pile is as good as the expert's, part is not.", reason)
 
 
-class Diagnosis(NamedTuple):
-    summary: dict[str, Any]  # what `summary.json` says
-    samples: tuple[Sample, Sample]  # of the expert set and the pile, for the page's map
+def diagnose(
+    sources: tuple[RowSource, RowSource], weight: Rows, copies: Copies, useless: bool, seed: int
+) -> tuple[dict[str, Any], tuple[Sample, Sample]]:
+    """The diagnosis of `summary.json`, and the samples of both sets that it compared, for the page's map.
 
-
-def diagnose(sources: tuple[RowSource, RowSource], weight: Rows, copies: Copies, useless: bool, seed: int) -> Diagnosis:
-    """`weight`: of the union, expert first, each by models that left the row out. Rewards and origins are not read."""
+    `weight` has a row for each of the union's, expert first, from models that left the row out. Rewards and origins are
+    not read.
+    """
     rng = np.random.default_rng([seed, 5])
-    expert, pile = (draw_sample(each, most, rng) for each, most in zip(sources, (MOST_EXPERT, MOST_PILE), strict=True))
+    expert, supplementary = (
+        draw_sample(each, most, rng) for each, most in zip(sources, (MOST_EXPERT, MOST_SUPPLEMENTARY), strict=True)
+    )
     num_expert = sources[0].num_rows
-    found = find_artefacts(sources, (expert, pile), repeated_rows(copies))
-    overlap = measure_overlap(expert, pile, separating_columns(found, sources[0].obs_dim))
+    found = find_artefacts(sources, (expert, supplementary), repeated_rows(copies))
+    overlap = measure_overlap(expert, supplementary, separating_columns(found, sources[0].obs_dim))
     limit = np.quantile(weight[:num_expert], TYPICAL)
     like = weight[num_expert:] >= limit * (1 - 1e-9)
     evidence = Evidence(
         expert_rows=num_expert,
-        pile_rows=sources[1].num_rows,
+        supplementary_rows=sources[1].num_rows,
         near=float(overlap.near.mean()),
         wrong=float(overlap.harmful.sum() / max(overlap.near.sum(), 1)),
         expert_like=min(1.0, float(like.mean()) / (1 - TYPICAL)),
-        kept_wrong=wrong_among(like[pile.row], overlap),
+        kept_wrong=wrong_among(like[supplementary.row], overlap),
         useless=useless,
         separated_by=next((finding.text for finding in found if finding.separates), ""),
         same_rows=bool(copies.shared[num_expert:].all()),
     )
     advice = advise(evidence)
     starts = np.concatenate([sources[0].episode_starts, num_expert + sources[1].episode_starts])
-    held_out = judge(weight, num_expert, rng)
     summary = {
         "advised": advice.method,
         "headline": advice.headline,
         "reason": advice.reason,
-        "warnings": [finding.to_json() for finding in found],
+        "warnings": [finding._asdict() for finding in found],
         "expert_like": {
             "share": evidence.expert_like,
-            "rows": round(evidence.expert_like * evidence.pile_rows),
+            "rows": round(evidence.expert_like * evidence.supplementary_rows),
             "episodes": expert_like_episodes(like, sources[1].episode_starts),
             "weight": float(limit),
         },
@@ -181,10 +187,10 @@ def diagnose(sources: tuple[RowSource, RowSource], weight: Rows, copies: Copies,
             "harmful": float(overlap.harmful.mean()),
             "elsewhere": float(1 - overlap.near.mean()),
         },
-        "held_out": held_out,
-        "compared_rows": {"expert": len(expert.row), "supplementary": len(pile.row)},
+        "held_out": judge(weight, num_expert, rng),
+        "compared_rows": {"expert": len(expert.row), "supplementary": len(supplementary.row)},
     }
-    return Diagnosis(summary, (expert, pile))
+    return summary, (expert, supplementary)
 
 
 def in_words(summary: dict[str, Any]) -> list[str]:
@@ -206,33 +212,32 @@ def in_words(summary: dict[str, Any]) -> list[str]:
 
 
 def repeated_rows(copies: Copies) -> list[float]:
-    """The share of rows that equal an earlier row of the same set; the pile's copies of expert rows are told apart."""
+    """Each set's share of rows that equal an earlier one; the pile's copies of expert rows do not count."""
     earlier = copies.first != np.arange(len(copies.first))
-    expert, pile = earlier[: copies.num_expert], (earlier & ~copies.shared)[copies.num_expert :]
-    return [float(expert.mean()), float(pile.mean())]
+    expert, supplementary = earlier[: copies.num_expert], (earlier & ~copies.shared)[copies.num_expert :]
+    return [float(expert.mean()), float(supplementary.mean())]
 
 
-def wrong_among(like: Bool[np.ndarray, "pile"], overlap: Overlap) -> float | None:
-    """The share of other actions among expert-like rows on expert states."""
+def wrong_among(like: Bool[np.ndarray, "supplementary"], overlap: Overlap) -> float | None:
+    """The share of other actions among expert-like rows on expert states; None where these are too few."""
     near = like & overlap.near
     return float((like & overlap.harmful).sum() / near.sum()) if near.sum() >= FEW_OF_A_KIND else None
 
 
 def expert_like_episodes(like: Bool[np.ndarray, "rows"], starts: Int[np.ndarray, "episodes"]) -> int:
-    """Episodes most of whose rows weigh as much as the expert's do."""
+    """How many episodes have a majority of rows that weigh as much as the expert's."""
     share = np.add.reduceat(like.astype(np.float64), starts) / np.diff(starts, append=len(like))
     return int((share > 0.5).sum())
 
 
 def judge(weight: Rows, num_expert: int, rng: np.random.Generator) -> dict[str, Any]:
-    """ROC of held-out expert rows against the pile's, and calibration of c = w/(1+w).
+    """The ROC curve of held-out expert rows against the pile's, and the calibration of c = w/(1+w).
 
-    c is the probability that a row came from the expert set rather than from the union, were both drawn equally often.
+    If rows were drawn from the expert set and the union equally often, c is the probability that a row came from the
+    expert set.
     """
-    parts = [
-        part if len(part) <= MOST_JUDGED else part[np.sort(rng.choice(len(part), MOST_JUDGED, False, shuffle=False))]
-        for part in (weight[:num_expert], weight[num_expert:])
-    ]
+    sets = weight[:num_expert], weight[num_expert:]
+    parts = [part[draw_rows(len(part), MOST_JUDGED, rng)] for part in sets]
     value, expert = np.concatenate(parts), np.arange(len(parts[0]) + len(parts[1])) < len(parts[0])
     shares = num_expert / len(weight), 1 - num_expert / len(weight)  # of the union, which holds the expert's rows too
     union = np.concatenate([np.full(len(part), share / len(part)) for part, share in zip(parts, shares, strict=True)])
@@ -242,7 +247,7 @@ def judge(weight: Rows, num_expert: int, rng: np.random.Generator) -> dict[str, 
     bins = calibration_bins(probability, share, total)
     error = sum(one["mass"] * abs(one["predicted"] - one["found"]) for one in bins)
     return {
-        "auc": area_under_curve(value[expert], value[~expert]),
+        "auc": probability_greater(value[expert], value[~expert]),
         "calibration_error": float(error),
         "calibration": bins,
         "roc": roc_curve(value[expert], value[~expert]),
@@ -250,7 +255,7 @@ def judge(weight: Rows, num_expert: int, rng: np.random.Generator) -> dict[str, 
 
 
 def calibration_bins(predicted: Rows, positive: Rows, total: Rows) -> list[dict[str, float]]:
-    """Bins with about equally many rows; rows that are equal stay together."""
+    """Bins with about equally many rows; equal predictions stay together."""
     edges = np.unique(np.quantile(predicted, np.linspace(0, 1, BINS + 1)))
     place = np.clip(np.searchsorted(edges, predicted, side="right") - 1, 0, max(len(edges) - 2, 0))
     bins = []

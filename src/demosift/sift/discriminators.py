@@ -1,13 +1,13 @@
 """What the learned scorers are made of: discriminators without the policy that an algorithm trains beside them.
 
-Each is a class of hyper-parameters with `init` and `step` like an algorithm's, `logit`, the log-ratio it has learned,
-and `loss`, a proper one, by which training is stopped on rows that were held out. Ratios multiply, so logits add:
+Each is a class of hyper-parameters with `init` and `step` like an algorithm's, with `logit`, the log-ratio it has
+learned, and with `loss`, which decides on held-out rows when training stops. Ratios multiply, so logits add:
 
     log d_E(s,a)/d_U(s,a)  =  log d_E(s)/d_U(s)  +  log pi_E(a|s)/pi_U(a|s).
 
-A discriminator of (s, a) learns the sum. With one expert trajectory it finds the first term easiest, since any state of
-the trajectory gives the expert away; it memorises a thousand states and learns little of the actions.
-`ActionDiscriminator` learns the second term alone, and never sees a state that tells.
+A discriminator of (s, a) learns the sum. With one expert trajectory the first term is the easy one, since any state of
+the trajectory gives the expert away: the network memorises a thousand states and learns little about actions.
+`ActionDiscriminator` learns the second term alone, from states that give nothing away.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from demosift.algorithms import DWBC, Batch
+from demosift.algorithms import DWBC, Batch, Metrics
 from demosift.algorithms.dwbc import log_prob_per_dimension, squash
 from demosift.learning.algorithm import algorithm
 from demosift.learning.discriminator import discriminate, init_discriminator
@@ -49,7 +49,7 @@ class Part(Protocol):
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> Any: ...
 
-    def step(self, state: Any, batch: Batch, iteration: Array) -> Any: ...
+    def step(self, state: Any, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[Any, Metrics]: ...
 
     def logit(self, state: Any, obs: Obs, action: Action) -> Rows: ...
 
@@ -59,14 +59,10 @@ class Part(Protocol):
 
 
 class Averaged(NamedTuple):
-    """A network and the running average of its parameters, which is what is used: it moves less from step to step."""
+    """A network and the running average of its parameters, which is used because it moves less from step to step."""
 
     learner: Learner
     average: Perceptron
-
-
-def start_averaged(network: Perceptron) -> Averaged:
-    return Averaged(start(network), network)
 
 
 def follow(state: Averaged, learner: Learner, iteration: Array) -> Averaged:
@@ -76,7 +72,7 @@ def follow(state: Averaged, learner: Learner, iteration: Array) -> Averaged:
 
 @algorithm
 class Discriminator:
-    """WBCU's, of (s, a); without the last bias it is DemoDICE's."""
+    """WBCU's discriminator of (s, a); without the last bias it is DemoDICE's."""
 
     gradient_penalty: float = 1.0
     learning_rate: float = 3e-4
@@ -88,8 +84,8 @@ class Discriminator:
         last = glorot_uniform if self.last_bias else he_normal
         return init_discriminator(batch, self.hidden, key, last, self.last_bias)
 
-    def step(self, state: Learner, batch: Batch, iteration: Array) -> Learner:
-        return discriminate(state, batch, self.learning_rate, self.gradient_penalty, "logit")[0]
+    def step(self, state: Learner, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[Learner, Metrics]:
+        return discriminate(state, batch, self.learning_rate, self.gradient_penalty, "logit")[0], {}
 
     def logit(self, state: Learner, obs: Obs, action: Action) -> Rows:
         return scalar(state.params, state_action(obs, action))
@@ -100,9 +96,9 @@ class Discriminator:
 
 @algorithm
 class LikelihoodDiscriminator:
-    """DWBC's, which also sees how likely the policy trained beside it finds the action.
+    """DWBC's discriminator, which also sees how likely the policy trained beside it finds the action.
 
-    Here it steps on every iteration: once in a hundred would leave it untrained.
+    Here it steps on every iteration: one step in a hundred would leave it untrained.
     """
 
     learning_rate: float = 1e-4
@@ -121,11 +117,11 @@ class LikelihoodDiscriminator:
     def init(self, batch: Batch, key: PRNGKeyArray) -> Any:
         return self.whole.init(batch, key)
 
-    def step(self, state: Any, batch: Batch, iteration: Array) -> Any:
-        return self.whole.step(state, batch, iteration, jax.random.key(0))[0]
+    def step(self, state: Any, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[Any, Metrics]:
+        return self.whole.step(state, batch, iteration, key)[0], {}
 
     def logit(self, state: Any, obs: Obs, action: Action) -> Rows:
-        """Unlike DWBC's own d not clipped, so that it ranks all rows."""
+        """DWBC's d before it is clipped, so that all rows are ranked."""
         network = state.discriminator.params
         log_prob = log_prob_per_dimension(state.policy.params, obs, action)
         seen = [affine(network.sample, state_action(obs, action)), affine(network.likelihood, squash(log_prob))]
@@ -137,10 +133,10 @@ class LikelihoodDiscriminator:
 
 @algorithm
 class ActionDiscriminator:
-    """log pi_E(a|s)/p(a): the expert's actions in its states, against actions of the pile in the very same states.
+    """log pi_E(a|s)/p(a): the expert's actions in its states, against supplementary actions in the very same states.
 
-    As states are the same on both sides, they tell nothing by themselves: what is left to learn is how the expert's
-    action depends on them. p is how actions are spread over the pile.
+    The states are the same on both sides, so they tell nothing by themselves: what is left to learn is how the expert's
+    action depends on them. p is the distribution of actions in the supplementary set.
     """
 
     learning_rate: float = 1e-3
@@ -150,14 +146,15 @@ class ActionDiscriminator:
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> Averaged:
         inputs = batch.union.obs.shape[-1] + batch.union.action.shape[-1]
-        return start_averaged(init_scalar_network(key, inputs, self.hidden, glorot_uniform, last_bias=True))
+        network = init_scalar_network(key, inputs, self.hidden, glorot_uniform, last_bias=True)
+        return Averaged(start(network), network)
 
     def inputs(self, batch: Batch) -> Float[Array, "rows inputs"]:
-        """Rows of the expert's, then the same states with other actions."""
+        """The expert's rows, then the same states with other actions."""
         actions = jnp.concatenate([batch.expert.action, batch.supplementary.action])
         return state_action(jnp.concatenate([batch.expert.obs, batch.expert.obs]), actions)
 
-    def step(self, state: Averaged, batch: Batch, iteration: Array) -> Averaged:
+    def step(self, state: Averaged, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[Averaged, Metrics]:
         x = self.inputs(batch)
 
         def loss(network: Perceptron) -> Scalar:
@@ -165,7 +162,7 @@ class ActionDiscriminator:
 
         gradient = jax.grad(loss)(state.learner.params)
         learner = descend(state.learner, gradient, self.learning_rate, weight_decay=self.weight_decay)
-        return follow(state, learner, iteration)
+        return follow(state, learner, iteration), {}
 
     def logit(self, state: Averaged, obs: Obs, action: Action) -> Rows:
         return scalar(state.average, state_action(obs, action))

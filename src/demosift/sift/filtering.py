@@ -1,45 +1,26 @@
-"""The part of a dataset that its scores advise to keep, in the format it came in or as another library reads it.
+"""What is done with scores: `filter_dataset` keeps part of a dataset, `with_scores` gives the weights to training.
 
-`filter_dataset` reads what `demosift score` wrote: `scores.parquet` with a weight per row, `episodes.parquet` with a
-rank per episode, and `summary.json` with a fingerprint of both sources. Weights belong to the very rows that were
-scored, so a source whose fingerprint is another is refused.
+Both read what `demosift score` wrote (`demosift.results.scores`): a weight per row and a rank per episode.
 """
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 
 from demosift.data import read_dataset, write_dataset
-from demosift.data.checks import one_line
-from demosift.data.formats import FORMATS, Format, Source, digest_source, format_of, split_options
+from demosift.data.formats import FORMATS, Format, Source, format_of, split_options
 from demosift.data.formats.lerobot.selection import list_frames
-from demosift.data.formats.robomimic_selection import write_filter_key
+from demosift.data.formats.robomimic import write_filter_key
 from demosift.data.selection import Selection
 from demosift.files import atomic_folder
-from demosift.types import InputError
-
-Role = Literal["expert", "supplementary"]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores of one source: a weight per row, in the order of `read_dataset`."""
-
-    role: Role
-    weight: Float[np.ndarray, "rows"]
-    episode_ends: Int[np.ndarray, "episodes"]
-    order: Int[np.ndarray, "episodes"]  # episodes, best first
-    threshold: float
-    summary: Mapping[str, Any]
+from demosift.results.scores import Scores, read_scores
+from demosift.types import Demonstrations, InputError
 
 
 @dataclass(frozen=True)
@@ -68,23 +49,24 @@ def filter_dataset(
     filter_key: str | None = None,
     weights: bool = False,
 ) -> Filtered:
-    """Keeps rows by their weight, or whole episodes by their rank, and writes them to `out`.
+    """Keep rows by their weight, or whole episodes by their rank, and write them to `out`.
 
-    `threshold` keeps rows that weigh at least that much (default: the threshold the scores state); `top` the share of
-    rows that weigh most; `episodes` that many whole episodes, or below 1 that share of them, best first.
+    `threshold` keeps rows that weigh at least that much (default: the threshold stored with the scores); `top` keeps
+    that share of the rows, the heaviest; `episodes` keeps that many whole episodes, or below 1 that share of them, best
+    first.
 
-    `out` is of the format of `data`, unless it names another (`minari:ID`, `lerobot:FOLDER`, ...). With `filter_key` it
+    `out` has the format of `data`, unless it names another (`minari:ID`, `lerobot:FOLDER`, ...). With `filter_key` it
     is a copy of a robomimic file that lists the kept demonstrations under that name; with `weights`, a folder with the
     list of kept episodes and the weight of every frame.
     """
     rules = {"threshold": threshold, "top": top, "episodes": episodes}
     if sum(value is not None for value in rules.values()) > 1:
-        raise InputError("filter: threshold, top, episodes: choose one")
+        raise InputError("filter: give only one of threshold, top and episodes")
     read = read_scores(data, scores)
     keep, rule = choose(read, threshold, top, episodes)
     selection = Selection(keep, read.episode_ends)
     if filter_key is not None and weights:
-        raise InputError("filter: a filter key or weights: choose one")
+        raise InputError("filter: give a filter key or weights, not both")
     if filter_key is not None:
         _write_filter_key(data, out, filter_key, selection)
     elif weights:
@@ -104,7 +86,7 @@ def choose(
         if not 0 < top <= 1:
             raise InputError(f"filter: top: {top:g} is not a share between 0 and 1")
         keep = np.zeros(len(weight), bool)
-        # Among equal weights the earlier rows, so that the answer does not depend on the sort.
+        # Of equal weights the earlier rows, so that the answer does not depend on the sort.
         keep[np.argsort(-weight, kind="stable")[: max(round(top * len(weight)), 1)]] = True
         return keep, f"the top {top:.3g} of rows by weight"
     if episodes is not None:
@@ -122,60 +104,6 @@ def choose(
     return keep, f"weight at least {limit:g}"
 
 
-def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
-    """The scores of `data`, which must be one of the two sources that were scored."""
-    folder = Path(folder)
-    summary = _read_summary(folder)
-    role = _role(data, folder, summary)
-    rows = _read_table(folder / "scores.parquet", ["episode", "weight"], role)
-    episodes = _read_table(folder / "episodes.parquet", ["episode", "log_weight"], role)
-    weight = rows["weight"].to_numpy()
-    number = rows["episode"].to_numpy()
-    stated = summary[role].get("rows", len(weight))
-    if len(weight) == 0 or len(weight) != stated or not np.isfinite(weight).all():
-        raise InputError(f"{folder / 'scores.parquet'}: weight: not a finite number for each of {stated} rows")
-    ends = np.append(np.flatnonzero(np.diff(number)) + 1, len(number))
-    if not np.array_equal(number[ends - 1], np.arange(len(ends))) or len(episodes) != len(ends):
-        raise InputError(f"{folder}: scores.parquet and episodes.parquet do not agree on the episodes")
-    best = np.empty(len(ends))
-    best[episodes["episode"].to_numpy()] = episodes["log_weight"].to_numpy()
-    order = np.argsort(-best, kind="stable")
-    return Scores(role, weight, ends, order, float(summary["threshold"]), summary)
-
-
-def _read_summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        float(summary["threshold"])
-        for role in ("expert", "supplementary"):
-            str(summary[role]["digest"])
-    except OSError as error:
-        raise InputError(f"{folder}: no scores here ({path.name}: {os.strerror(error.errno or 0)})") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: not a summary of scores: {one_line(error)}") from error
-    return summary
-
-
-def _role(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role:
-    digest = digest_source(data)
-    if digest == summary["supplementary"]["digest"]:
-        return "supplementary"
-    if digest == summary["expert"]["digest"]:
-        return "expert"
-    raise InputError(
-        f"{os.fspath(data)}: not what {folder} has scores of ({summary['supplementary'].get('path')} and "
-        f"{summary['expert'].get('path')}), or changed since; score it again"
-    )
-
-
-def _read_table(path: Path, columns: list[str], role: Role) -> pa.Table:
-    try:
-        return pq.read_table(path, columns=columns, filters=pc.field("source") == role)
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise InputError(f"{path}: cannot read the scores: {one_line(error)}") from error
-
-
 def _write_kept(data: Source, out: Source, selection: Selection) -> None:
     place, options = split_options(data)
     found, target = format_of(data), os.fspath(out)
@@ -183,7 +111,7 @@ def _write_kept(data: Source, out: Source, selection: Selection) -> None:
         return found.keep(place, target, selection, **options)
     try:
         dataset = read_dataset(data)
-    except InputError:  # no bounds are known and actions lie outside [-1, 1]: they are written back in their own units
+    except InputError:  # actions outside [-1, 1] and no known bounds: they are written back in their own units
         dataset = read_dataset(data, actions="rescale")
     if len(dataset) != len(selection.keep):
         raise InputError(f"{os.fspath(data)}: has {len(dataset)} rows, {len(selection.keep)} were scored")
@@ -191,7 +119,7 @@ def _write_kept(data: Source, out: Source, selection: Selection) -> None:
 
 
 def _is_alike(found: Format, target: str) -> bool:
-    """Whether the target is to be of the format that the data are of: unless it names another."""
+    """Whether the target has the format of the data, because it names that format or none."""
     named = [other.name for other in FORMATS if target.startswith(f"{other.name}:")]
     if named:
         return named == [found.name]
@@ -204,15 +132,14 @@ def _write_filter_key(data: Source, out: Source, name: str, selection: Selection
     if format_of(data).name != "robomimic":
         raise InputError(f"{os.fspath(data)}: not a robomimic file, and only those have filter keys")
     if not selection.whole:
-        raise InputError("filter: a filter key names whole demonstrations; say how many, with --episodes")
+        raise InputError("filter: a filter key names whole demonstrations; choose how many with --episodes")
     write_filter_key(place, os.fspath(out), name, selection, **options)
 
 
 def _write_weights(data: Source, out: Source, selection: Selection, scores: Scores) -> None:
-    """`episodes.json`, the numbers of the episodes of which something is kept, and `weights.parquet`, a row per frame.
+    """Write `episodes.json`, the numbers of the episodes of which any row is kept, and `weights.parquet`.
 
-    Numbers are the source's own. The last frame of a LeRobot episode, whose successor nobody knows, has no score: it
-    weighs what the frame before it weighs.
+    The last frame of a LeRobot episode has no successor and so no score: it gets the weight of the frame before it.
     """
     place, options = split_options(data)
     rows = np.arange(len(scores.weight))
@@ -229,3 +156,17 @@ def _write_weights(data: Source, out: Source, selection: Selection, scores: Scor
         pq.write_table(table, folder / "weights.parquet")
         # On one line, so that a shell can hand it on: --dataset.episodes="$(cat episodes.json)"
         (folder / "episodes.json").write_text(f"{json.dumps(kept)}\n", encoding="utf-8")
+
+
+def with_scores(
+    data: Demonstrations, expert: Source, supplementary: Source, folder: str | os.PathLike[str]
+) -> Demonstrations:
+    """The data with the weights of its rows. Sources other than those that were scored are refused."""
+    if data.supplementary is None:
+        raise InputError("scores: are weights of the union; give the supplementary set too")
+    weights = []
+    for source, part in ((expert, data.expert), (supplementary, data.supplementary)):
+        weights.append(read_scores(source, folder).weight)
+        if len(weights[-1]) != len(part):
+            raise InputError(f"{os.fspath(source)}: has {len(part)} rows, {len(weights[-1])} were scored")
+    return replace(data, weight=np.concatenate(weights))

@@ -1,16 +1,17 @@
-"""Folds: which rows each model must not have seen.
+"""Folds: which rows each model must not see in training.
 
-A density ratio read off the rows that it was trained on is worthless: a network that has memorised the expert's
-thousand rows says so about them. So every row of the union is weighed by models that were trained without it.
+A density ratio is worthless on the rows that it was trained on, since a network can memorise the expert's thousand
+rows. So every row of the union is weighed by models that were trained without it.
 
-Rows leave by whole episodes, because neighbours in time are near copies; where a set has too few episodes for that (one
-expert trajectory is normal), by contiguous stretches of them. An expert row is in the expert set and in the union, and
-leaves both. Rows that are equal leave together wherever they occur: the pile may hold the expert's own trajectories.
+Whole episodes are left out, because neighbours in time are near copies. Where a set has too few episodes for that (one
+expert trajectory is normal), contiguous stretches are left out instead. An expert row is in the expert set and in the
+union, and is left out of both. Equal rows are left out together wherever they occur: the pile may hold the expert's own
+trajectories.
 
-With one trajectory, leaving a stretch of it out takes away all that is known about, say, its first steps. Therefore
-the expert's folds and the pile's turn against each other: model `fold` of member `m` leaves out the pile's rows of that
-fold and the expert's of fold `fold + m`. A row of the pile is weighed by one model of each member; all of them together
-have seen the whole expert set.
+Leaving out a stretch of the only trajectory takes away all that is known about, say, its first steps. Therefore the
+expert's folds are shifted against the pile's: model `fold` of member `m` leaves out the pile's rows of that fold and
+the expert's rows of fold `fold + m`. A row of the pile is weighed by one model of each member, and together these have
+seen the whole expert set.
 """
 
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from demosift.types import InputError
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
-STRETCH = 50  # rows; neighbours in time are near copies, and this few of them lie at a border
+STRETCH = 50  # rows in a stretch: enough that few of them have a near copy across its border
 
 
 class Plan(NamedTuple):
@@ -33,7 +34,7 @@ class Plan(NamedTuple):
     num_folds: int
     num_members: int
     fold: Int[np.ndarray, "rows"]
-    shared: Bool[np.ndarray, "rows"]  # rows of the expert's, and their copies in the pile
+    shared: Bool[np.ndarray, "rows"]  # the expert's rows, and their copies in the pile
 
     @property
     def num_models(self) -> int:
@@ -43,6 +44,9 @@ class Plan(NamedTuple):
         """The member's model that leaves these rows out."""
         fold = self.fold[rows].astype(np.int64)
         return member * self.num_folds + np.where(self.shared[rows], (fold - member) % self.num_folds, fold)
+
+    def models_of(self, rows: slice) -> Int[np.ndarray, "members rows"]:
+        return np.stack([self.model_of(member, rows) for member in range(self.num_members)])
 
     def left_out(self, model: int, rows: slice | Int[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
         return self.model_of(model // self.num_folds, rows) == model
@@ -65,7 +69,7 @@ class Copies(NamedTuple):
 def hash_rows(
     obs: Shaped[np.ndarray, "rows obs"], action: Shaped[np.ndarray, "rows action"]
 ) -> UInt64[np.ndarray, "rows"]:
-    """64 bits for each row's bytes. Should two rows ever collide, one of them changes its fold, which does no harm."""
+    """A hash of each row's bytes. If two rows ever collide, one of them changes its fold, which does no harm."""
     columns = [obs.astype(np.float32) + np.float32(0), action.astype(np.float32) + np.float32(0)]  # -0.0 becomes 0.0
     bits = np.concatenate(columns, axis=1).view(np.uint32)
     value = np.full(len(bits), bits.shape[1], np.uint64)
@@ -81,7 +85,7 @@ def find_copies(hashes: UInt64[np.ndarray, "rows"], num_expert: int) -> Copies:
 
 
 def repeated_episodes(hashes: UInt64[np.ndarray, "rows"], starts: Int[np.ndarray, "episodes"]) -> int:
-    """How many episodes are copies of an earlier one, row by row."""
+    """How many episodes equal an earlier one in every row."""
     position = np.arange(len(hashes)) - np.repeat(starts, np.diff(starts, append=len(hashes)))
     mixed = (hashes ^ position.astype(np.uint64)) * _MULTIPLIER
     whole = np.add.reduceat(mixed ^ (mixed >> _SHIFT), starts)
@@ -89,7 +93,7 @@ def repeated_episodes(hashes: UInt64[np.ndarray, "rows"], starts: Int[np.ndarray
 
 
 def split_rows(ends: Int[np.ndarray, "episodes"], num_folds: int, rng: np.random.Generator) -> Int[np.ndarray, "rows"]:
-    """A fold for each row: whole episodes in random order, or contiguous stretches where there are too few of them.
+    """A fold for each row: whole episodes in random order, or contiguous stretches where there are too few episodes.
 
     Episodes are dealt out from the longest to the shortest, so that folds have about the same number of rows.
     """
@@ -116,7 +120,7 @@ def make_plan(
     rng = np.random.default_rng([seed, 0])
     parts = [split_rows(part.episode_ends, num_folds, rng) for part in (expert, supplementary)]
     first = copies.first[: copies.num_expert]
-    if len(np.unique(parts[0][first])) < num_folds:  # its episodes repeat each other, so folds were emptied
+    if len(np.unique(parts[0][first])) < num_folds:  # episodes repeat each other, which emptied some folds
         distinct, position = np.unique(first, return_inverse=True)
         if len(distinct) < num_folds:
             raise InputError(

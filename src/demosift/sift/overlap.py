@@ -1,10 +1,10 @@
-"""How the pile's states and actions lie among the expert's: the paper's table of samples, filled in without a model.
+"""How the pile's states and actions compare with the expert's: the paper's table of samples, filled in without a model.
 
     near    a state no farther from the nearest expert state than 95% of expert states are from other expert states
     agree   an action no farther from those at the nearest expert states than 95% of expert actions are
 
-An expert state's own neighbours in time are near copies of it, so a stretch around it does not count. By construction
-about 5% of the expert's own rows would fail either test: shares below that mean nothing.
+An expert state's neighbours in time are near copies of it, so a stretch around it does not count. By construction about
+5% of the expert's own rows fail either test, so smaller shares mean nothing.
 """
 
 from typing import NamedTuple
@@ -13,12 +13,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from demosift.data import RowSource
+from demosift.sift.neighbours import find_nearest
+from demosift.sift.training_sample import draw_rows
 
-MOST_EXPERT, MOST_PILE = 5_000, 10_000  # rows compared
+MOST_EXPERT, MOST_SUPPLEMENTARY = 5_000, 10_000  # rows that are compared
 NEIGHBOURS = 5
 OWN_SHARE = 0.95
-STRETCH = 0.05  # of an episode, on either side
-CHUNK = 1_000
+STRETCH = 0.05  # part of an episode on either side of a row that is not compared with it
 
 Rows = Float[np.ndarray, "rows columns"]
 
@@ -36,9 +37,7 @@ class Sample(NamedTuple):
 
 def draw_sample(source: RowSource, most: int, rng: np.random.Generator) -> Sample:
     """At most that many rows, drawn uniformly, in order."""
-    row = np.arange(source.num_rows)
-    if source.num_rows > most:
-        row = np.sort(rng.choice(source.num_rows, most, replace=False, shuffle=False))
+    row = draw_rows(source.num_rows, most, rng)
     obs, action = source.take(row)
     ends = source.episode_ends
     episode = np.searchsorted(ends, row, side="right")
@@ -49,60 +48,52 @@ def draw_sample(source: RowSource, most: int, rng: np.random.Generator) -> Sampl
 
 
 class Overlap(NamedTuple):
-    near: Bool[np.ndarray, "pile"]
-    agree: Bool[np.ndarray, "pile"]
-    covered: Bool[np.ndarray, "expert"]  # the pile has a state as near to this one
+    near: Bool[np.ndarray, "supplementary"]
+    agree: Bool[np.ndarray, "supplementary"]
+    covered: Bool[np.ndarray, "expert"]  # whether the pile has a state near this one
 
     @property
-    def helpful(self) -> Bool[np.ndarray, "pile"]:
+    def helpful(self) -> Bool[np.ndarray, "supplementary"]:
         return self.near & self.agree
 
     @property
-    def harmful(self) -> Bool[np.ndarray, "pile"]:
+    def harmful(self) -> Bool[np.ndarray, "supplementary"]:
         return self.near & ~self.agree
 
 
-def state_scale(expert: Rows, pile: Rows) -> Float[np.ndarray, "columns"]:
+def state_scale(expert: Rows, supplementary: Rows) -> Float[np.ndarray, "columns"]:
     """The expert's own spread; where it has next to none, a tenth of the pile's."""
-    return np.maximum(np.maximum(expert.std(axis=0), 0.1 * pile.std(axis=0)), 1e-6)
+    return np.maximum(np.maximum(expert.std(axis=0), 0.1 * supplementary.std(axis=0)), 1e-6)
 
 
-def measure_overlap(expert: Sample, pile: Sample, left_out: Bool[np.ndarray, "columns"]) -> Overlap:
-    """`left_out`: columns of the state that tell the files apart by bookkeeping, not by behaviour."""
-    scale = state_scale(expert.obs, pile.obs)
-    states, others = ((sample.obs / scale)[:, ~left_out] for sample in (expert, pile))
+def measure_overlap(expert: Sample, supplementary: Sample, left_out: Bool[np.ndarray, "columns"]) -> Overlap:
+    """`left_out`: columns of the state that tell the files apart by how they were recorded, not by behaviour."""
+    scale = state_scale(expert.obs, supplementary.obs)
+    states, others = ((sample.obs / scale)[:, ~left_out] for sample in (expert, supplementary))
     own_distance, own_action = compare(states, expert.action, states, expert.action, own=expert)
     known = np.isfinite(own_distance)
-    if not known.any():  # a few rows, all of them neighbours in time: nothing to measure distances by
-        return Overlap(*(np.zeros(len(part.obs), bool) for part in (pile, pile, expert)))
+    if not known.any():  # a few rows, all of them neighbours in time: there is no scale for distances
+        return Overlap(*(np.zeros(len(part.obs), bool) for part in (supplementary, supplementary, expert)))
     radius, reach = (np.quantile(values[known], OWN_SHARE) + 1e-6 for values in (own_distance, own_action))
-    distance, action = compare(others, pile.action, states, expert.action)
-    back, _ = compare(states, expert.action, others, pile.action)
+    distance, action = compare(others, supplementary.action, states, expert.action)
+    back, _ = compare(states, expert.action, others, supplementary.action)
     return Overlap(distance <= radius, action <= reach, back <= radius)
 
 
 def compare(
     states: Rows, actions: Rows, reference: Rows, reference_actions: Rows, own: Sample | None = None
 ) -> tuple[Float[np.ndarray, "rows"], Float[np.ndarray, "rows"]]:
-    """Distance to the nearest reference state, and from the action to the most similar one at the nearest few.
+    """The distance to the nearest reference state, and that of the action to the most similar one at the nearest few.
 
-    `own`: states and reference are the same rows, and a row's stretch of its episode is left out.
+    `own`: given where states and reference are the same rows; the stretch around a row is then left out.
     """
-    distance, apart = np.empty(len(states)), np.empty(len(states))
-    count = min(NEIGHBOURS, len(reference))
-    squares = (reference**2).sum(axis=1)
-    for start in range(0, len(states), CHUNK):
-        part = slice(start, start + CHUNK)
-        square = (states[part] ** 2).sum(axis=1)[:, None] + squares[None] - 2 * states[part] @ reference.T
-        if own is not None:
-            same = own.episode[part, None] == own.episode[None]
-            stretch = np.maximum(1, STRETCH * own.length[part, None])
-            square[same & (np.abs(own.step[part, None] - own.step[None]) <= stretch)] = np.inf
-        nearest = np.argpartition(square, count - 1, axis=1)[:, :count]
-        # The product above loses digits where states are nearly equal; the few that matter are measured again.
-        exact = np.sqrt(((reference[nearest] - states[part, None]) ** 2).sum(axis=-1))
-        usable = np.isfinite(np.take_along_axis(square, nearest, axis=1))
-        away = np.sqrt(((reference_actions[nearest] - actions[part, None]) ** 2).sum(axis=-1))
-        distance[part] = np.where(usable, exact, np.inf).min(axis=1)
-        apart[part] = np.where(usable, away, np.inf).min(axis=1)
-    return distance, apart
+
+    def close_in_time(part: slice) -> Bool[np.ndarray, "part references"]:
+        assert own is not None
+        stretch = np.maximum(1, STRETCH * own.length[part, None])
+        near = np.abs(own.step[part, None] - own.step[None]) <= stretch
+        return near & (own.episode[part, None] == own.episode[None])
+
+    index, distance = find_nearest(states, reference, NEIGHBOURS, None if own is None else close_in_time)
+    away = np.sqrt(((reference_actions[index] - actions[:, None]) ** 2).sum(axis=-1))
+    return distance.min(axis=1), np.where(np.isfinite(distance), away, np.inf).min(axis=1)

@@ -1,43 +1,40 @@
-"""The scorers: ways to say how much a row looks like the expert's. A new one is a class here and a line in `SCORERS`.
+"""The scorers: ways to measure how much a row looks like the expert's. A new one is a class and a line in `SCORERS`.
 
-A scorer fits all models of a plan to a pool, each on the rows that it does not leave out, and returns something that
-gives a model's log-ratios of any rows: perhaps several per row, of which `calibration` makes a weight. None of them is
-shown rewards, or anything else but states and actions.
+A scorer fits all models of a plan to a sample, each model without the rows that it leaves out. Any row then gets one or
+more log-ratios from a model, which `calibration` turns into a weight. A scorer sees states and actions only, never
+rewards.
 """
 
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from functools import partial
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from demosift.sift.calibration import Coefficients, fit_coefficients
+from demosift.sift.calibration import fit_coefficients
 from demosift.sift.discriminators import ActionDiscriminator, Discriminator, LikelihoodDiscriminator, Part
-from demosift.sift.neighbours import ActionCloseness, StateCloseness, make_references
-from demosift.sift.sample import Pool
+from demosift.sift.neighbours import action_closeness, make_references, state_closeness
 from demosift.sift.training import Report, Trained, Trainer, logit, make_slots, training_rows
+from demosift.sift.training_sample import TrainingSample
+from demosift.simulation.cores import core_threads
 from demosift.types import InputError
 
 Obs = Float[np.ndarray, "rows obs"]
 Action = Shaped[np.ndarray, "rows action"]
 Features = Float[np.ndarray, "features rows"]
 
-EVERY, PATIENCE = 250, 4  # held-out losses are taken that often, and may fail to improve that many times
+EVERY, PATIENCE = 250, 4  # iterations between held-out losses, and how many of these may fail to improve
 RESAMPLED = 65_536  # rows drawn by weight, to train on
 
 
-class Fitted(Protocol):
-    """All models, trained."""
+class Fitted(NamedTuple):
+    """All models, trained: a model's log-ratios of any rows, and what is known about the training."""
 
-    def features(self, model: int, obs: Obs, action: Action) -> Features: ...
-
-    def describe(self) -> dict[str, float]:
-        """What training found out about itself."""
-        ...
+    features: Callable[[int, Obs, Action], Features]
+    about: Mapping[str, float] = {}
 
 
 class Scorer(Protocol):
@@ -45,16 +42,16 @@ class Scorer(Protocol):
 
     @property
     def work(self) -> int:
-        """How many units `report` will be told of."""
+        """How many units of work `report` will count."""
         ...
 
-    def fit(self, pool: Pool, seed: int, report: Report) -> Fitted: ...
+    def fit(self, sample: TrainingSample, seed: int, report: Report) -> Fitted: ...
 
 
 def features_by_models(
     fitted: Fitted, model_of: Int[np.ndarray, "members rows"], obs: Obs, action: Action
 ) -> Float[np.ndarray, "members features rows"]:
-    """Each row's by one model of every member. Models are applied in parallel, since one keeps one core busy."""
+    """The features of each row by one model of every member. Models run in parallel, since each keeps one core busy."""
     tasks = [
         (member, int(model), np.flatnonzero(models == model))
         for member, models in enumerate(model_of)
@@ -65,7 +62,7 @@ def features_by_models(
         _, model, rows = task
         return fitted.features(model, obs[rows], action[rows])
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with core_threads() as threads:
         found = list(threads.map(apply, tasks))
     whole = np.empty((len(model_of), len(found[0]), len(obs)))
     for (member, _, rows), features in zip(tasks, found, strict=True):
@@ -73,37 +70,28 @@ def features_by_models(
     return whole
 
 
-def held_out_features(fitted: Fitted, pool: Pool) -> Float[np.ndarray, "members features rows"]:
-    """Of every row of the pool by the models, one of each member, that left it out."""
-    model_of = np.stack([pool.plan.model_of(member, slice(None)) for member in range(pool.plan.num_members)])
-    return features_by_models(fitted, model_of, pool.obs, pool.action)
+def held_out_features(fitted: Fitted, sample: TrainingSample) -> Float[np.ndarray, "members features rows"]:
+    """The features of every row of the sample by the models, one of each member, that left it out."""
+    return features_by_models(fitted, sample.plan.models_of(slice(None)), sample.obs, sample.action)
 
 
-def calibrate(fitted: Fitted, pool: Pool) -> list[Coefficients]:
-    """A member's coefficients each."""
-    return [fit_coefficients(features, pool.num_expert) for features in held_out_features(fitted, pool)]
+def network(name: str, trained: Trained) -> Fitted:
+    about = {f"{name}_iterations": trained.iteration, f"{name}_held_out_loss": trained.loss}
+    return Fitted(lambda model, obs, action: logit(trained, model, obs, action)[None], about)
 
 
-@dataclass(frozen=True)
-class FittedParts:
-    """Networks: one feature for each part."""
+def together(*parts: Fitted) -> Fitted:
+    """The features of several, side by side."""
 
-    names: tuple[str, ...]
-    parts: tuple[Trained, ...]
+    def features(model: int, obs: Obs, action: Action) -> Features:
+        return np.concatenate([part.features(model, obs, action) for part in parts])
 
-    def features(self, model: int, obs: Obs, action: Action) -> Features:
-        return np.stack([logit(part, model, obs, action) for part in self.parts])
-
-    def describe(self) -> dict[str, float]:
-        pairs = list(zip(self.names, self.parts, strict=True))
-        iterations = {f"{name}_iterations": part.iteration for name, part in pairs}
-        return iterations | {f"{name}_held_out_loss": part.loss for name, part in pairs}
+    return Fitted(features, {key: value for part in parts for key, value in part.about.items()})
 
 
-def fit_parts(parts: Sequence[tuple[str, Part]], iterations: int, pool: Pool, seed: int, report: Report) -> FittedParts:
-    trainer, slots = Trainer(pool, seed, report), make_slots(*training_rows(pool))
-    trained = tuple(trainer.train(part, slots, iterations, EVERY, PATIENCE) for _, part in parts)
-    return FittedParts(tuple(name for name, _ in parts), trained)
+def fit_discriminator(part: Part, iterations: int, sample: TrainingSample, seed: int, report: Report) -> Fitted:
+    trainer, slots = Trainer(sample, seed, report), make_slots(*training_rows(sample))
+    return network("discriminator", trainer.train(part, slots, iterations, EVERY, PATIENCE))
 
 
 @dataclass(frozen=True)
@@ -122,9 +110,9 @@ class WBCUScorer:
     def work(self) -> int:
         return self.iterations
 
-    def fit(self, pool: Pool, seed: int, report: Report) -> FittedParts:
+    def fit(self, sample: TrainingSample, seed: int, report: Report) -> Fitted:
         part = Discriminator(self.gradient_penalty, self.learning_rate, self.last_bias, self.batch_size, self.hidden)
-        return fit_parts([("discriminator", part)], self.iterations, pool, seed, report)
+        return fit_discriminator(part, self.iterations, sample, seed, report)
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ class DemoDICEScorer(WBCUScorer):
 
 @dataclass(frozen=True)
 class DWBCScorer:
-    """DWBC's discriminator and the policy that it looks at."""
+    """DWBC's discriminator, and the policy whose likelihood it sees."""
 
     name: ClassVar[str] = "dwbc"
     learning_rate: float = 1e-4
@@ -150,27 +138,14 @@ class DWBCScorer:
     def work(self) -> int:
         return self.iterations
 
-    def fit(self, pool: Pool, seed: int, report: Report) -> FittedParts:
+    def fit(self, sample: TrainingSample, seed: int, report: Report) -> Fitted:
         part = LikelihoodDiscriminator(self.learning_rate, self.batch_size, self.hidden)
-        return fit_parts([("discriminator", part)], self.iterations, pool, seed, report)
-
-
-@dataclass(frozen=True)
-class FittedTogether:
-    """The features of several, side by side."""
-
-    parts: tuple[Fitted, ...]
-
-    def features(self, model: int, obs: Obs, action: Action) -> Features:
-        return np.concatenate([part.features(model, obs, action) for part in self.parts])
-
-    def describe(self) -> dict[str, float]:
-        return {key: value for part in self.parts for key, value in part.describe().items()}
+        return fit_discriminator(part, self.iterations, sample, seed, report)
 
 
 @dataclass(frozen=True)
 class NeighbourScorer:
-    """The baseline that learns nothing: the action against those at the nearest expert states."""
+    """The baseline that learns nothing: it compares an action with those taken in the nearest expert states."""
 
     name: ClassVar[str] = "neighbours"
     neighbours: int = 5
@@ -179,20 +154,20 @@ class NeighbourScorer:
     def work(self) -> int:
         return 1
 
-    def fit(self, pool: Pool, seed: int, report: Report) -> FittedTogether:
-        references = make_references(pool, training_rows(pool)[0], self.neighbours)
+    def fit(self, sample: TrainingSample, seed: int, report: Report) -> Fitted:
+        references = make_references(sample, training_rows(sample)[0], self.neighbours)
         report(1)
-        return FittedTogether((StateCloseness(references), ActionCloseness(references)))
+        return together(*(Fitted(partial(near, references)) for near in (state_closeness, action_closeness)))
 
 
 @dataclass(frozen=True)
 class ContrastScorer:
-    """States and actions apart; then again with what the pile has to say.
+    """Judges states and actions apart, in two rounds.
 
-    States by their distance from the expert's; actions by a network and by those taken nearby. The first round learns
-    from the expert's rows alone. The second draws half of its positive rows from the union in proportion to the weights
-    of the first, and compares actions with such rows: that is the expert's distribution again, as in weighted cloning,
-    but made of many more rows where the pile has them.
+    States are judged by their distance from the expert's, actions by a network and by comparison with those taken
+    nearby. The first round learns from the expert's rows alone. The second draws half of its positive rows from the
+    union in proportion to the weights of the first, and compares actions with such rows. That is the expert's
+    distribution again, as in weighted cloning, but made of many more rows where the supplementary set has them.
     """
 
     name: ClassVar[str] = "contrast"
@@ -209,50 +184,37 @@ class ContrastScorer:
     def work(self) -> int:
         return self.iterations + self.second_iterations
 
-    def fit(self, pool: Pool, seed: int, report: Report) -> FittedTogether:
-        trainer, (expert, union, pile) = Trainer(pool, seed, report), training_rows(pool)
+    def fit(self, sample: TrainingSample, seed: int, report: Report) -> Fitted:
+        trainer, (expert, union, supplementary) = Trainer(sample, seed, report), training_rows(sample)
         part = ActionDiscriminator(self.learning_rate, batch_size=self.batch_size, hidden=self.hidden)
-        trained = trainer.train(part, make_slots(expert, union, pile), self.iterations, EVERY, self.patience)
-        references = make_references(pool, expert, self.neighbours)
-        near = StateCloseness(references)
-        first = FittedTogether((near, ActionCloseness(references), FittedParts(("action",), (trained,))))
+        trained = trainer.train(part, make_slots(expert, union, supplementary), self.iterations, EVERY, self.patience)
+        references = make_references(sample, expert, self.neighbours)
+        near = Fitted(partial(state_closeness, references))
+        first = together(near, Fitted(partial(action_closeness, references)), network("action", trained))
         if not self.second_iterations:
             return first
-        drawn = resample(first, pool, union, seed)
+        drawn = resample(first, sample, union, seed)
         positive = [np.concatenate([np.resize(own, len(new)), new]) for own, new in zip(expert, drawn, strict=True)]
-        slots = make_slots(positive, union, pile)
+        slots = make_slots(positive, union, supplementary)
         trained = trainer.train(part, slots, self.second_iterations, EVERY, self.patience, since=trained)
-        # States keep the expert's as reference: how near the pile's are tells how many of them there are.
+        # States are still compared with the expert's alone: with more, nearness would only tell what is common.
         compared = [np.union1d(own, new[: self.compared]) for own, new in zip(expert, drawn, strict=True)]
-        references = make_references(pool, compared, self.neighbours)
-        return FittedTogether((near, ActionCloseness(references), FittedParts(("action",), (trained,))))
+        references = make_references(sample, compared, self.neighbours)
+        return together(near, Fitted(partial(action_closeness, references)), network("action", trained))
 
 
-def resample(fitted: Fitted, pool: Pool, union: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def resample(fitted: Fitted, sample: TrainingSample, union: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
     """For every model, rows that it may train on, drawn in proportion to the weights that it gives them."""
     rng = np.random.default_rng([seed, 4])
-    coefficients = calibrate(fitted, pool)
-    drawn = []
+    coefficients = [fit_coefficients(own, sample.num_expert) for own in held_out_features(fitted, sample)]
 
     def weigh(model: int) -> Float[np.ndarray, "rows"]:
-        features = fitted.features(model, pool.obs[union[model]], pool.action[union[model]])
-        return np.exp(coefficients[model // pool.plan.num_folds].log_weight(features))
+        features = fitted.features(model, sample.obs[union[model]], sample.action[union[model]])
+        return np.exp(coefficients[model // sample.plan.num_folds].log_weight(features))
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for rows, weight in zip(union, threads.map(weigh, range(len(union))), strict=True):
-            drawn.append(rng.choice(rows, RESAMPLED, p=weight / weight.sum()))
-    return drawn
-
-
-@dataclass(frozen=True)
-class FittedTrees:
-    models: tuple[HistGradientBoostingClassifier, ...]
-
-    def features(self, model: int, obs: Obs, action: Action) -> Features:
-        return np.asarray(self.models[model].decision_function(np.concatenate([obs, action], axis=1)))[None]
-
-    def describe(self) -> dict[str, float]:
-        return {}
+    with core_threads() as threads:
+        weights = threads.map(weigh, range(len(union)))
+        return [rng.choice(rows, RESAMPLED, p=w / w.sum()) for rows, w in zip(union, weights, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -266,30 +228,25 @@ class TreeScorer:
     def work(self) -> int:
         return 1
 
-    def fit(self, pool: Pool, seed: int, report: Report) -> FittedTrees:
-        x = np.concatenate([pool.obs, pool.action], axis=1)
+    def fit(self, sample: TrainingSample, seed: int, report: Report) -> Fitted:
+        x = np.concatenate([sample.obs, sample.action], axis=1)
         models = []
-        for expert, union, _ in zip(*training_rows(pool), strict=True):
+        for expert, union, _ in zip(*training_rows(sample), strict=True):
             rows, label = np.concatenate([expert, union]), np.repeat([1, 0], [len(expert), len(union)])
             weight = np.repeat([1 / len(expert), 1 / len(union)], [len(expert), len(union)]) * len(union)
             model = HistGradientBoostingClassifier(max_iter=self.trees, random_state=seed)
             model.set_params(early_stopping=False)
             models.append(model.fit(x[rows], label, sample_weight=weight))
         report(1)
-        return FittedTrees(tuple(models))
+
+        def features(model: int, obs: Obs, action: Action) -> Features:
+            return np.asarray(models[model].decision_function(np.concatenate([obs, action], axis=1)))[None]
+
+        return Fitted(features)
 
 
-SCORERS: dict[str, type[Scorer]] = {
-    each.name: each
-    for each in (
-        ContrastScorer,
-        WBCUScorer,
-        DemoDICEScorer,
-        DWBCScorer,
-        NeighbourScorer,
-        TreeScorer,
-    )
-}
+ALL = (ContrastScorer, WBCUScorer, DemoDICEScorer, DWBCScorer, NeighbourScorer, TreeScorer)
+SCORERS: dict[str, type[Scorer]] = {each.name: each for each in ALL}
 DEFAULT = ContrastScorer.name
 
 

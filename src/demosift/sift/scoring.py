@@ -1,55 +1,44 @@
-"""`score`: how much every row of the union looks like the expert's, and a folder that says so.
+"""`score` weighs every row of the union by how much it looks like the expert's, and writes a folder of the results.
 
-    scores.parquet     a row per transition of the union, expert first: source, episode, step, weight, spread, fold
-    episodes.parquet   a row per episode: rows, mean and quantiles of the weight, the share of kept steps, rank
-    summary.json       what was scored and how, held-out AUC and log loss, effective sample size, warnings, diagnosis
-    page.json          what the page shows besides: histograms, strips, a map of states
-    report.html        the page
-
-The weight is an estimate of d_E(s,a)/d_U(s,a), the paper's c/(1-c): the median over members, each of whose models was
-trained without the row. It is at least 1 where a row is as common in the expert's data as in the union.
+The weight is an estimate of d_E(s,a)/d_U(s,a), the paper's c/(1-c): the median over members, each of which judges the
+row by a model that was trained without it. It is at least 1 where a row is at least as common in the expert's data as
+in the union.
 """
 
 import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
+from demosift.algorithms import facts
 from demosift.data import RowSource, digest_source, open_pair
 from demosift.data.actions import ActionMode
 from demosift.data.formats import Source
 from demosift.data.normaliser import Normaliser
-from demosift.files import atomic_folder, provenance, write_json
-from demosift.progress import Stopwatch, progress_bar
+from demosift.files import atomic_folder, provenance
+from demosift.progress import Progress, Stopwatch
 from demosift.report.sift_page import write_sift_page
-from demosift.sift.calibration import (
-    Coefficients,
-    area_under_curve,
-    effective_sample_size,
-    fit_coefficients,
-    log_loss,
-    segment_quantiles,
-)
+from demosift.report.statistics import probability_greater, sample_std
+from demosift.results.scores import SOURCES, write_episodes, write_rows, write_summary
+from demosift.sift.calibration import Coefficients, effective_sample_size, fit_coefficients, log_loss, segment_quantiles
 from demosift.sift.diagnosis import diagnose, in_words
-from demosift.sift.display import page_content
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
-from demosift.sift.sample import BLOCK, Pool, Survey, sample_pool, survey
+from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
 from demosift.sift.training import Report
+from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
 from demosift.types import Dataset, InputError
 
 THRESHOLD = 0.5
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FEW_ROWS = 100
-ROW_GROUP = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,11 +49,11 @@ class Scored:
     spread: Float[np.ndarray, "rows"]
     fold: Int[np.ndarray, "rows"]
     num_expert: int
-    episode_ends: Int[np.ndarray, "episodes"]  # of the expert's episodes, then of the pile's; rows of the union
+    episode_ends: Int[np.ndarray, "episodes"]  # rows of the union; the expert's episodes come first
     num_expert_episodes: int
     summary: Mapping[str, Any]
     page: Mapping[str, Any] = field(default_factory=dict)  # what `page.json` holds
-    seconds: Mapping[str, float] = field(default_factory=dict)  # of each stage; in no file, whose bytes it would change
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each stage; in no file, so that bytes can be equal
 
     @property
     def expert(self) -> Float[np.ndarray, "rows"]:
@@ -81,8 +70,8 @@ class Scored:
             f"{summary['threshold']:g}",
             f"held out: expert against union AUC {quality['auc']:.3f}, log loss {quality['log_loss']:.3f}",
         ]
-        lines += in_words(summary["diagnosis"])
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in summary["warnings"])])
+        warnings = [f"warning: {warning}" for warning in summary["warnings"]]
+        return "\n".join([*lines, *in_words(summary["diagnosis"]), *warnings])
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
@@ -117,51 +106,10 @@ class Scored:
             self.write(folder)
 
     def write(self, folder: Path) -> None:
-        _write_rows(self, folder / "scores.parquet")
-        table = pa.table({name: _as_arrow(name, values) for name, values in self.episodes().items()})
-        pq.write_table(table, folder / "episodes.parquet")
-        write_json(folder / "summary.json", dict(self.summary))
-        write_json(folder / "page.json", dict(self.page))
-        write_sift_page(folder)
-
-
-SOURCES = np.array(["expert", "supplementary"])
-
-
-def _as_arrow(name: str, values: np.ndarray) -> pa.Array:
-    return pa.array(values).dictionary_encode() if name == "source" else pa.array(values)
-
-
-def _write_rows(scored: Scored, path: Path) -> None:
-    """In row groups, so that columns which follow from others exist a piece at a time."""
-    lengths = np.diff(scored.episode_ends, prepend=0)
-    with pq.ParquetWriter(path, SCHEMA) as writer:
-        for start in range(0, len(scored.weight), ROW_GROUP):
-            rows = np.arange(start, min(start + ROW_GROUP, len(scored.weight)))
-            episode = np.searchsorted(scored.episode_ends, rows, side="right")
-            step = rows - (scored.episode_ends - lengths)[episode]
-            of_pile = rows >= scored.num_expert
-            columns = {
-                "source": pa.DictionaryArray.from_arrays(pa.array(of_pile.astype(np.int8)), pa.array(SOURCES)),
-                "episode": episode - of_pile * scored.num_expert_episodes,
-                "step": step,
-                "weight": scored.weight[rows],
-                "spread": scored.spread[rows],
-                "fold": scored.fold[rows],
-            }
-            writer.write_table(pa.table(columns, schema=SCHEMA))
-
-
-SCHEMA = pa.schema(
-    {
-        "source": pa.dictionary(pa.int8(), pa.string()),
-        "episode": pa.int64(),
-        "step": pa.int64(),
-        "weight": pa.float64(),
-        "spread": pa.float64(),
-        "fold": pa.int8(),
-    }
-)
+        write_rows(folder, self.weight, self.spread, self.fold, self.episode_ends, self.num_expert_episodes)
+        write_episodes(folder, self.episodes())
+        write_summary(folder, self.summary, self.page)
+        write_sift_page(folder, facts())
 
 
 def score(
@@ -179,79 +127,20 @@ def score(
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
 
-    `scorer`: a name of `SCORERS`, or a scorer with settings of your own. `members` independent answers give the spread;
-    `folds` is how many parts the rows are split into. With `out`, the folder is written. Rows that weigh `threshold`
-    are counted as kept. `progress`: None shows a bar on a terminal.
+    `scorer`: a name of `SCORERS`, or a scorer with settings of your own. `members`: how many independent estimates give
+    the weight and its spread. `folds`: how many parts the rows are split into. With `out`, the folder is written. Rows
+    that weigh at least `threshold` count as kept. `progress`: None shows a bar on a terminal.
     """
     _check_request(members, folds, seed, threshold)
     scorer = make_scorer(scorer) if isinstance(scorer, str) else scorer
-    if out is not None:
-        with atomic_folder(out) as folder:  # from the start: a folder that is taken is refused before any work
-            scored = score(
-                expert,
-                supplementary,
-                scorer=scorer,
-                members=members,
-                folds=folds,
-                seed=seed,
-                threshold=threshold,
-                actions=actions,
-                progress=progress,
-            )
-            watch = Stopwatch()
+    # From the start, so that a folder that exists is refused before any work.
+    with nullcontext() if out is None else atomic_folder(out) as folder:
+        watch = Stopwatch()
+        scored = _score(expert, supplementary, scorer, members, folds, seed, threshold, actions, progress, watch)
+        if folder is not None:
             scored.write(folder)
             watch.lap("write")
-        return dataclasses.replace(scored, seconds={**scored.seconds, **watch.seconds})
-    watch = Stopwatch()
-    sources = open_pair(expert, supplementary, actions)
-    folds = _fitting_folds(folds, sources[0])
-    total = sources[0].num_rows + sources[1].num_rows
-    with progress_bar(progress) as bar:
-        surveys = [survey(source, bar("reading", total)) for source in sources]
-        watch.lap("survey")
-        hashes = np.concatenate([each.hashes for each in surveys])
-        copies = find_copies(hashes, sources[0].num_rows)
-        plan = make_plan(*sources, copies, folds, members, seed)
-        normaliser = surveys[1].normaliser()
-        pool = sample_pool(*sources, normaliser, plan, seed)
-        watch.lap("plan")
-        fitted = scorer.fit(pool, seed, bar(f"training {scorer.name}", scorer.work))
-        features = held_out_features(fitted, pool)
-        coefficients = [fit_coefficients(each, pool.num_expert) for each in features]
-        watch.lap("train")
-        weight, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, bar("scoring", total))
-        watch.lap("weigh")
-    quality = held_out_quality(features, coefficients, pool)
-    warnings = find_warnings(sources, surveys, copies, coefficients, quality)
-    ends = np.concatenate([sources[0].episode_ends, sources[0].num_rows + sources[1].episode_ends])
-    diagnosis = diagnose(sources, weight, copies, all(own.useless for own in coefficients), seed)
-    summary = {
-        "expert": describe_source(expert, sources[0], surveys[0]),
-        "supplementary": describe_source(supplementary, sources[1], surveys[1]),
-        "scorer": {"name": scorer.name, **dataclasses.asdict(scorer), **fitted.describe()},  # type: ignore[call-overload]
-        "members": members,
-        "folds": folds,
-        "seed": seed,
-        "threshold": threshold,
-        "actions": actions,
-        "pool_rows": {"expert": pool.num_expert, "supplementary": len(pool.obs) - pool.num_expert},
-        "coefficients": [
-            {"slopes": own.slopes.tolist(), "offset": own.offset, "ceiling": 1 / own.share} for own in coefficients
-        ],
-        "held_out": quality,
-        "effective_sample_size": {
-            "expert": effective_sample_size(weight[: sources[0].num_rows]),
-            "supplementary": effective_sample_size(weight[sources[0].num_rows :]),
-        },
-        "kept": float(np.mean(weight[sources[0].num_rows :] >= threshold)),
-        "warnings": warnings,
-        "diagnosis": diagnosis.summary,
-        "versions": provenance()["versions"],
-    }
-    scored = Scored(weight, spread, plan.fold, sources[0].num_rows, ends, len(sources[0].episode_ends), summary)
-    page = page_content(sources, weight, scored.episodes(), diagnosis, threshold)
-    watch.lap("judge")
-    return dataclasses.replace(scored, page=page, seconds=watch.seconds)
+    return dataclasses.replace(scored, seconds=watch.seconds)
 
 
 def _check_request(members: int, folds: int, seed: int, threshold: float) -> None:
@@ -265,10 +154,73 @@ def _check_request(members: int, folds: int, seed: int, threshold: float) -> Non
         raise InputError(f"score: threshold: {threshold} is not a positive number")
 
 
-def _fitting_folds(folds: int, expert: RowSource) -> int:
-    if expert.num_rows < 2:
-        raise InputError(f"{expert.source}: has one row; a row is scored by what was learned from others: give more")
-    return min(folds, expert.num_rows)
+def _score(
+    expert: Source | Dataset,
+    supplementary: Source | Dataset,
+    scorer: Scorer,
+    members: int,
+    folds: int,
+    seed: int,
+    threshold: float,
+    actions: ActionMode,
+    progress: bool | None,
+    watch: Stopwatch,
+) -> Scored:
+    sources = open_pair(expert, supplementary, actions)
+    num_expert = sources[0].num_rows
+    if num_expert < 2:
+        raise InputError(
+            f"{sources[0].source}: has one row; rows are scored by models trained on other rows, so give more"
+        )
+    folds = min(folds, num_expert)
+    total = num_expert + sources[1].num_rows
+    with Progress(progress) as display:
+        reading = display.line("reading", total)
+        surveys = [survey(source, reading.advance) for source in sources]
+        watch.lap("survey")
+        copies = find_copies(np.concatenate([each.hashes for each in surveys]), num_expert)
+        plan = make_plan(*sources, copies, folds, members, seed)
+        normaliser = surveys[1].normaliser()
+        sample = draw_training_sample(*sources, normaliser, plan, seed)
+        watch.lap("plan")
+        fitted = scorer.fit(sample, seed, display.line(f"training {scorer.name}", scorer.work).advance)
+        features = held_out_features(fitted, sample)
+        coefficients = [fit_coefficients(each, sample.num_expert) for each in features]
+        watch.lap("train")
+        scoring = display.line("scoring", total)
+        weight, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, scoring.advance)
+        watch.lap("weigh")
+    quality = held_out_quality(features, coefficients, sample)
+    useless = all(own.useless for own in coefficients)
+    diagnosis, samples = diagnose(sources, weight, copies, useless, seed)
+    summary = {
+        "expert": describe_source(expert, sources[0], surveys[0]),
+        "supplementary": describe_source(supplementary, sources[1], surveys[1]),
+        "scorer": {"name": scorer.name, **dataclasses.asdict(scorer), **fitted.about},  # type: ignore[call-overload]
+        "members": members,
+        "folds": folds,
+        "seed": seed,
+        "threshold": threshold,
+        "actions": actions,
+        "pool_rows": {"expert": sample.num_expert, "supplementary": len(sample.obs) - sample.num_expert},
+        "coefficients": [
+            {"slopes": own.slopes.tolist(), "offset": own.offset, "ceiling": 1 / own.share} for own in coefficients
+        ],
+        "held_out": quality,
+        "effective_sample_size": {
+            "expert": effective_sample_size(weight[:num_expert]),
+            "supplementary": effective_sample_size(weight[num_expert:]),
+        },
+        "kept": float(np.mean(weight[num_expert:] >= threshold)),
+        "warnings": find_warnings(sources, surveys, copies, useless, quality["auc"]),
+        "diagnosis": diagnosis,
+        "versions": provenance()["versions"],
+    }
+    ends = np.concatenate([sources[0].episode_ends, num_expert + sources[1].episode_ends])
+    scored = Scored(weight, spread, plan.fold, num_expert, ends, len(sources[0].episode_ends), summary)
+    page = page_content(sources, weight, scored.episodes(), samples, threshold)
+    watch.lap("judge")
+    return dataclasses.replace(scored, page=page)
 
 
 def weigh_rows(
@@ -279,7 +231,7 @@ def weigh_rows(
     sources: tuple[RowSource, RowSource],
     report: Report,
 ) -> tuple[Float[np.ndarray, "rows"], Float[np.ndarray, "rows"]]:
-    """Every row's weight, the median over members, and their standard deviation, block by block."""
+    """Every row's weight, the median over members, and their standard deviation, NaN where there is one member."""
     weight, spread = (np.empty(len(plan.fold)) for _ in range(2))
     position = 0
     for source in sources:
@@ -287,7 +239,7 @@ def weigh_rows(
             block = slice(position, position + len(obs))
             by_member = weigh_block(fitted, coefficients, plan, block, normaliser.apply(obs), action)
             weight[block] = np.exp(np.median(by_member, axis=0))
-            spread[block] = np.exp(by_member).std(axis=0)
+            spread[block] = sample_std(np.exp(by_member), axis=0)
             position = block.stop
             report(len(obs))
     return weight, spread
@@ -297,35 +249,34 @@ def weigh_block(
     fitted: Fitted, coefficients: list[Coefficients], plan: Plan, block: slice, obs: np.ndarray, action: np.ndarray
 ) -> Float[np.ndarray, "members rows"]:
     """Log-weights of consecutive rows of the union, each by the member's model that left it out."""
-    model_of = np.stack([plan.model_of(member, block) for member in range(plan.num_members)])
-    features = features_by_models(fitted, model_of, obs, action)
+    features = features_by_models(fitted, plan.models_of(block), obs, action)
     return np.stack([own.log_weight(each) for own, each in zip(coefficients, features, strict=True)])
 
 
-def held_out_quality(features: np.ndarray, coefficients: list[Coefficients], pool: Pool) -> dict[str, Any]:
-    """How well held-out rows of the expert's are told from those of the union: overall, and fold by fold."""
+def held_out_quality(features: np.ndarray, coefficients: list[Coefficients], sample: TrainingSample) -> dict[str, Any]:
+    """How well held-out expert rows are told from the union's: overall, and fold by fold."""
     by_member = [own.log_weight(each) for each, own in zip(features, coefficients, strict=True)]
     value = np.median(by_member, axis=0)
 
     def quality(rows: np.ndarray) -> dict[str, float]:
-        expert = value[rows & pool.expert]
+        expert = value[rows & sample.expert]
         return {
-            "auc": area_under_curve(expert, value[rows]),
-            "log_loss": log_loss(np.concatenate([expert, value[rows & ~pool.expert]]), len(expert)),
+            "auc": probability_greater(expert, value[rows]),
+            "log_loss": log_loss(np.concatenate([expert, value[rows & ~sample.expert]]), len(expert)),
         }
 
     everything = np.ones(len(value), bool)
-    return {**quality(everything), "folds": [quality(pool.plan.fold == k) for k in range(pool.plan.num_folds)]}
+    return {**quality(everything), "folds": [quality(sample.plan.fold == k) for k in range(sample.plan.num_folds)]}
 
 
 def find_warnings(
     sources: tuple[RowSource, RowSource],
     surveys: list[Survey],
     copies: Copies,
-    coefficients: list[Coefficients],
-    quality: Mapping[str, Any],
+    useless: bool,
+    auc: float,
 ) -> list[str]:
-    """What a reader must know before believing the weights."""
+    """What a reader should know before trusting the weights."""
     found = []
     inside = copies.shared[copies.num_expert :]
     if inside.all():
@@ -338,10 +289,10 @@ def find_warnings(
             found.append(f"{repeated} of {len(source.episode_ends)} episodes of the {name} set repeat earlier ones")
     if copies.num_expert < FEW_ROWS:
         found.append(f"the expert set has only {copies.num_expert} rows: the weights are rough guesses")
-    if all(own.useless for own in coefficients):
-        found.append("held-out rows of the expert's cannot be told from those of the union: every weight is about 1")
-    elif quality["auc"] < 0.55 and not inside.all():
-        found.append(f"held-out AUC of expert rows against the union is {quality['auc']:.2f}: the weights tell little")
+    if useless:
+        found.append("held-out expert rows cannot be told from the union's: every weight is about 1")
+    elif auc < 0.55 and not inside.all():
+        found.append(f"held-out AUC of expert rows against the union is {auc:.2f}: the weights tell little")
     return found
 
 

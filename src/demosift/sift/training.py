@@ -1,12 +1,10 @@
-"""Training every model of every member, stopped by the rows that each of them leaves out.
+"""Trains every model of every member, stopped by the rows that each model leaves out.
 
-As in `learning.members`: data on the device, batches drawn inside the program, everything random in iteration i of a
-model a function of (seed, i). How long to train is one number for all models: the iteration at which the held-out loss,
-averaged over them, was least. Nothing else is chosen by held-out rows.
+The models are members of programs like any others (`learning.members`), trained by the runner. All models train for the
+same number of iterations: until their mean held-out loss is least. Nothing else is chosen by held-out rows.
 """
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -17,111 +15,114 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from demosift.algorithms import Batch
-from demosift.learning.members import Members, member_keys, over_members
+from demosift.learning.members import Draw, Members, advance, init_members, over_members
+from demosift.learning.runner import Callback, HostMetrics, Schedule, Trainee, run
 from demosift.sift.discriminators import Part
-from demosift.sift.sample import Pool
+from demosift.sift.training_sample import TrainingSample
+from demosift.simulation.cores import core_threads
 from demosift.types import Transitions
 
 HELD_OUT = 2_048  # rows of each set that a held-out loss is taken over
 APPLY_ROWS = 4_096  # rows that a compiled function is given at a time
 
-Rows = tuple[Array, Array]
 Report = Callable[[int], None]
 
 
+class RowList(NamedTuple):
+    """A list of rows for each model, padded to equal lengths, and how many of them count."""
+
+    row: Int[Any, "*models rows"]
+    count: Int[Any, "*models"]
+
+
 class Slots(NamedTuple):
-    """Which rows of the pool a model may draw, as lists that are padded to equal lengths."""
+    """Which rows of the sample a model may draw."""
 
-    expert: Int[Any, "*models rows"]
-    num_expert: Int[Any, "*models"]
-    union: Int[Any, "*models rows"]
-    num_union: Int[Any, "*models"]
-    pile: Int[Any, "*models rows"]
-    num_pile: Int[Any, "*models"]
+    expert: RowList
+    union: RowList
+    supplementary: RowList
 
-    def draw(self, key: PRNGKeyArray, size: int) -> tuple[Array, Array, Array, Array]:
-        def rows(stream: int, index: Array, count: Array) -> Array:
-            return index[jax.random.randint(jax.random.fold_in(key, stream), (size,), 0, count)]
+
+class SharedRows(NamedTuple):
+    """The sample on the device, which all models share."""
+
+    obs: Float[Any, "rows obs"]
+    action: Shaped[Any, "rows action"]
+
+    def of(self, slots: Slots) -> "ModelRows":
+        return ModelRows(self, slots)
+
+
+class ModelRows(NamedTuple):
+    """One model's data: the rows that it may draw."""
+
+    rows: SharedRows
+    slots: Slots
+
+    def draws(self, key: PRNGKeyArray, iterations: Int[Array, "steps"], size: int) -> tuple[Draw, PRNGKeyArray]:
+        keys = jax.vmap(lambda iteration: jax.random.fold_in(key, iteration))(iterations)
+        return jax.vmap(lambda key: self.draw(key, size))(keys), keys
+
+    def draw(self, key: PRNGKeyArray, size: int) -> Draw:
+        def rows(stream: int, own: RowList) -> Array:
+            return own.row[jax.random.randint(jax.random.fold_in(key, stream), (size,), 0, own.count)]
 
         uniform = jax.random.uniform(jax.random.fold_in(key, 3), (2, size, 1))
-        expert, union = rows(0, self.expert, self.num_expert), rows(1, self.union, self.num_union)
-        return expert, union, rows(2, self.pile, self.num_pile), uniform
+        expert, union, supplementary = (rows(stream, own) for stream, own in enumerate(self.slots))
+        return Draw(expert, union, supplementary, union, uniform)
+
+    def batch(self, draw: Draw) -> Batch:
+        def take(index: Array) -> Transitions:
+            obs, action = (array.at[index].get(mode="promise_in_bounds") for array in self.rows)
+            return Transitions(obs, action, jnp.zeros(len(index)), obs, jnp.zeros(len(index), bool))
+
+        union = take(draw.union)
+        return Batch(take(draw.expert), union, take(draw.supplementary), union, draw.uniform)
 
 
-def make_slots(expert: Sequence[np.ndarray], union: Sequence[np.ndarray], pile: Sequence[np.ndarray]) -> Slots:
-    """A list of rows per model for each set. A model without rows of the pile draws from the union."""
-    pile = [own if len(own) else everything for own, everything in zip(pile, union, strict=True)]
+def make_slots(expert: Sequence[np.ndarray], union: Sequence[np.ndarray], supplementary: Sequence[np.ndarray]) -> Slots:
+    """From a list of rows per model for each set. A model without supplementary rows draws from the union."""
+    supplementary = [own if len(own) else everything for own, everything in zip(supplementary, union, strict=True)]
 
-    def stack(lists: Sequence[np.ndarray]) -> tuple[Array, Array]:
+    def stack(lists: Sequence[np.ndarray]) -> RowList:
         longest = max(map(len, lists))
         padded = np.stack([np.pad(rows, (0, longest - len(rows))) for rows in lists])
-        return jnp.asarray(padded, jnp.int32), jnp.asarray([len(rows) for rows in lists], jnp.int32)
+        return RowList(jnp.asarray(padded, jnp.int32), jnp.asarray([len(rows) for rows in lists], jnp.int32))
 
-    return Slots(*stack(expert), *stack(union), *stack(pile))
-
-
-def training_rows(pool: Pool) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Per model: expert rows, union rows and rows of the pile that it may be trained on."""
-    kept = [np.flatnonzero(~pool.plan.left_out(model, slice(None))) for model in range(pool.plan.num_models)]
-    return [rows[rows < pool.num_expert] for rows in kept], kept, [rows[rows >= pool.num_expert] for rows in kept]
+    return Slots(stack(expert), stack(union), stack(supplementary))
 
 
-def held_out_rows(pool: Pool, seed: int) -> Slots:
-    """Per model: as many rows that it leaves out, drawn once."""
+def split(sample: TrainingSample, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Those of the expert set, all of them (the union's), and those of the supplementary set."""
+    return rows[rows < sample.num_expert], rows, rows[rows >= sample.num_expert]
+
+
+def training_rows(sample: TrainingSample) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """For every model, the expert, union and supplementary rows that it may be trained on."""
+    kept = (np.flatnonzero(~sample.plan.left_out(model, slice(None))) for model in range(sample.plan.num_models))
+    expert, union, supplementary = map(list, zip(*(split(sample, rows) for rows in kept), strict=True))
+    return expert, union, supplementary
+
+
+def held_out_rows(sample: TrainingSample, seed: int) -> Slots:
+    """For every model, `HELD_OUT` of the rows of each set that it leaves out, drawn once."""
     rng = np.random.default_rng([seed, 2])
-    expert, union, pile = [], [], []
-    for model in range(pool.plan.num_models):
-        rows = np.flatnonzero(pool.plan.left_out(model, slice(None)))
-        for sets, own in ((expert, rows[rows < pool.num_expert]), (union, rows), (pile, rows[rows >= pool.num_expert])):
-            sets.append(rng.choice(own if len(own) else rows, HELD_OUT))
-    return make_slots(expert, union, pile)
-
-
-def gather(rows: Rows, expert: Array, union: Array, pile: Array, uniform: Array) -> Batch:
-    def take(index: Array) -> Transitions:
-        obs, action = (array.at[index].get(mode="promise_in_bounds") for array in rows)
-        return Transitions(obs, action, jnp.zeros(len(index)), obs, jnp.zeros(len(index), bool))
-
-    drawn = take(union)
-    return Batch(take(expert), drawn, take(pile), drawn, uniform)
+    drawn = []
+    for model in range(sample.plan.num_models):
+        rows = np.flatnonzero(sample.plan.left_out(model, slice(None)))
+        drawn.append([rng.choice(own if len(own) else rows, HELD_OUT) for own in split(sample, rows)])
+    return make_slots(*zip(*drawn, strict=True))
 
 
 @jax.jit
-def _init(part: Part, seed: Array, rows: Rows, slots: Slots) -> Any:
-    def one(part: Part, seed: Array, rows: Rows, slots: Slots) -> Any:
-        key, _ = member_keys(seed)
-        return part.init(gather(rows, *slots.draw(key, 1)), key)
+def _held_out_loss(members: Members, state: Any) -> Float[Array, ""]:
+    """The mean over models, whose data here are the rows that they leave out."""
 
-    return over_members(one, _members(part, seed, rows), slots)
+    def one(part: Part, seed: Array, data: ModelRows, state: Any) -> Float[Array, ""]:
+        expert, union, supplementary = (own.row for own in data.slots)
+        return part.loss(state, data.batch(Draw(expert, union, supplementary, union, jnp.zeros((2, HELD_OUT, 1)))))
 
-
-@functools.partial(jax.jit, static_argnames="steps", donate_argnames="state")
-def _advance(part: Part, seed: Array, rows: Rows, slots: Slots, state: Any, first: Array, steps: int) -> Any:
-    def one(part: Part, seed: Array, rows: Rows, slots: Slots, state: Any) -> Any:
-        _, key = member_keys(seed)
-        iterations = first + jnp.arange(steps)
-        draws = jax.vmap(lambda i: slots.draw(jax.random.fold_in(key, i), part.batch_size))(iterations)
-
-        def step(state: Any, inputs: tuple[Array, tuple[Array, ...]]) -> tuple[Any, None]:
-            iteration, draw = inputs
-            return part.step(state, gather(rows, *draw), iteration), None  # type: ignore[arg-type]
-
-        return jax.lax.scan(step, state, (iterations, draws))[0]
-
-    return over_members(one, _members(part, seed, rows), slots, state)
-
-
-@jax.jit
-def _held_out_loss(part: Part, seed: Array, rows: Rows, held_out: Slots, state: Any) -> Float[Array, ""]:
-    def one(part: Part, seed: Array, rows: Rows, held_out: Slots, state: Any) -> Float[Array, ""]:
-        batch = gather(rows, held_out.expert, held_out.union, held_out.pile, jnp.zeros((2, HELD_OUT, 1)))
-        return part.loss(state, batch)
-
-    return jnp.mean(over_members(one, _members(part, seed, rows), held_out, state))
-
-
-def _members(part: Part, seed: Array, rows: Rows) -> Members:
-    return Members(part, seed, rows, own_data=False)  # type: ignore[arg-type]
+    return jnp.mean(over_members(one, members, state))
 
 
 class Trained(NamedTuple):
@@ -133,55 +134,86 @@ class Trained(NamedTuple):
     loss: float
 
 
-class Trainer:
-    """Trains parts on a pool. `report` is told of every iteration that is done or will not be needed.
+class Models(Trainee):
+    """All models of a part, in groups that are programs of their own."""
 
-    On a CPU each model is a program of its own, as many at a time as there are cores: their products are too small to
-    be shared among cores.
+    def __init__(
+        self, groups: Sequence[Members], held_out: Sequence[Members], first: int, threads: ThreadPoolExecutor
+    ) -> None:
+        self.groups, self.held_out, self.first, self.threads = list(groups), list(held_out), first, threads
+        self.states: list[Any] = []
+
+    def __len__(self) -> int:
+        return sum(len(group.seed) for group in self.groups)
+
+    def advance(self, position: int, steps: int) -> dict[str, Any]:
+        def one(group: int) -> float:
+            self.states[group], _ = advance(self.groups[group], self.states[group], self.first + position, steps)
+            return float(_held_out_loss(self.held_out[group], self.states[group]))
+
+        return {"held_out_loss": np.mean(list(self.threads.map(one, range(len(self.groups)))))}
+
+    @property
+    def state(self) -> Any:
+        """A copy: the next iterations reuse the memory of the states, and one array alone is not concatenated."""
+        return jax.tree.map(lambda *arrays: jnp.copy(jnp.concatenate(arrays)), *self.states)
+
+
+class EarlyStopping(Callback):
+    """Keeps the models as they were when the held-out loss was least, and stops when it fails to improve."""
+
+    def __init__(self, part: Part, models: Models, patience: int, best: Trained | None, report: Report) -> None:
+        self.part, self.models, self.patience, self.best, self.report = part, models, patience, best, report
+        self.position = 0
+
+    def on_log(self, position: int, metrics: HostMetrics) -> bool:
+        iteration, loss = self.models.first + position, float(metrics["held_out_loss"])
+        if self.best is None or loss < self.best.loss:
+            self.best = Trained(self.part, self.models.state, iteration, loss)
+        self.report(position - self.position)
+        self.position = position
+        return iteration - self.best.iteration >= self.patience
+
+
+class Trainer:
+    """Trains parts on a sample. `report` counts every iteration that is done or turns out not to be needed.
+
+    On a CPU each model is a program of its own, and as many run at a time as there are cores: their matrix products are
+    too small to be shared among cores.
     """
 
-    def __init__(self, pool: Pool, seed: int, report: Report) -> None:
-        self.pool, self.report = pool, report
-        self.rows = (jnp.asarray(pool.obs), jnp.asarray(pool.action))
-        seeds = np.random.SeedSequence([seed, 3]).generate_state(pool.plan.num_models) >> 1
+    def __init__(self, sample: TrainingSample, seed: int, report: Report) -> None:
+        self.sample, self.report = sample, report
+        self.rows = SharedRows(jnp.asarray(sample.obs), jnp.asarray(sample.action))
+        seeds = np.random.SeedSequence([seed, 3]).generate_state(sample.plan.num_models) >> 1
         self.seeds = jnp.asarray(seeds.astype(np.int32))
-        self.held_out = held_out_rows(pool, seed)
+        self.held_out = held_out_rows(sample, seed)
         together = 1 if jax.default_backend() == "cpu" else len(seeds)
         self.groups = [slice(first, first + together) for first in range(0, len(seeds), together)]
 
     def train(
         self, part: Part, slots: Slots, iterations: int, every: int, patience: int, since: Trained | None = None
     ) -> Trained:
-        """Up to that many iterations, from the start or from where another training was stopped."""
+        """At most `iterations`, from the start or from the models of an earlier training."""
         part = jax.tree.map(lambda value: jnp.full(len(self.seeds), value, jnp.float32), part)
-        given = [jax.tree.map(lambda array, own=own: array[own], (part, self.seeds, slots)) for own in self.groups]
-        held_out = [jax.tree.map(lambda array, own=own: array[own], self.held_out) for own in self.groups]
-        if since is None:
-            states = [_init(part, seeds, self.rows, slots) for part, seeds, slots in given]
-        else:
-            states = [jax.tree.map(lambda array, own=own: jnp.copy(array[own]), since.state) for own in self.groups]
-        first = 0 if since is None else since.iteration
-        best, position, steps = since, first, 0
 
-        def advance(group: int) -> float:
-            part, seeds, slots = given[group]
-            states[group] = _advance(part, seeds, self.rows, slots, states[group], jnp.int32(position), steps)
-            return float(_held_out_loss(part, seeds, self.rows, held_out[group], states[group]))
+        def grouped(own_slots: Slots) -> list[Members]:
+            stacked = (part, self.seeds, own_slots)
+            own = (jax.tree.map(lambda array, of=of: array[of], stacked) for of in self.groups)
+            return [Members(of_part, seeds, self.rows, slots) for of_part, seeds, slots in own]
 
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            while position < first + iterations:
-                steps = min(every, first + iterations - position)
-                loss = float(np.mean(list(threads.map(advance, range(len(states))))))
-                position += steps
-                if best is None or loss < best.loss:
-                    state = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *states)
-                    best = Trained(part, state, position, loss)
-                self.report(steps)
-                if position - best.iteration >= patience * every:
-                    break
-        self.report(first + iterations - position)
-        assert best is not None
-        return best
+        with core_threads() as threads:
+            first = 0 if since is None else since.iteration
+            models = Models(grouped(slots), grouped(self.held_out), first, threads)
+            if since is None:
+                models.states = [init_members(group) for group in models.groups]
+            else:
+                models.states = [jax.tree.map(lambda a, of=of: jnp.copy(a[of]), since.state) for of in self.groups]
+            stopping = EarlyStopping(part, models, patience * every, since, self.report)
+            run(models, Schedule(iterations, chunk=every), callbacks=[stopping])
+        self.report(iterations - stopping.position)
+        assert stopping.best is not None
+        return stopping.best
 
 
 @jax.jit
@@ -200,7 +232,7 @@ def logit(
 def in_pieces(
     function: Callable[..., Array], obs: Float[np.ndarray, "rows obs"], action: Shaped[np.ndarray, "rows action"]
 ) -> Float[np.ndarray, "rows"]:
-    """A number for every row, by a compiled function that is given pieces of one size: nothing is compiled twice."""
+    """A number for every row, by a compiled function that gets pieces of one size, so that it is compiled once."""
     out = np.empty(len(obs))
     for start in range(0, len(obs), APPLY_ROWS):
         piece = slice(start, min(start + APPLY_ROWS, len(obs)))

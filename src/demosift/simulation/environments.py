@@ -1,7 +1,8 @@
 """Gymnasium environments by name: what demosift accepts, how actions are scaled, and what a return is worth.
 
-Policies and data live in [-1, 1] (or one-hot rows for discrete actions); only `scale_action` and `unscale_action` know
-an environment's own bounds. Short names stand for the four environments of the paper.
+Actions of policies and data are in [-1, 1] (or one-hot rows of a discrete space). `resolve` reads an environment's own
+bounds, the spec carries them, and `scale_action` applies them before an environment is stepped. Short names stand for
+the four environments of the paper.
 """
 
 import difflib
@@ -10,7 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -19,24 +20,17 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from demosift.types import EnvironmentSpec, InputError
-
-
-@dataclass(frozen=True)
-class _Named:
-    id: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
+from demosift.types import Bounds, EnvironmentSpec, InputError
 
 # Ant without contact forces: 27 numbers, the ones the paper's code keeps of the 111 that Ant-v2 had.
-SHORT_NAMES: Mapping[str, _Named] = {
-    "hopper": _Named("Hopper-v5"),
-    "walker2d": _Named("Walker2d-v5"),
-    "halfcheetah": _Named("HalfCheetah-v5"),
-    "ant": _Named("Ant-v5", {"include_cfrc_ext_in_observation": False}),
+SHORT_NAMES: Mapping[str, EnvironmentSpec] = {
+    "hopper": EnvironmentSpec("Hopper-v5"),
+    "walker2d": EnvironmentSpec("Walker2d-v5"),
+    "halfcheetah": EnvironmentSpec("HalfCheetah-v5"),
+    "ant": EnvironmentSpec("Ant-v5", {"include_cfrc_ext_in_observation": False}),
 }
 
-# Episodes of an environment that has no time limit of its own would never have to end.
+# Without it, an episode might never end in an environment that has no time limit of its own.
 DEFAULT_EPISODE_STEPS = 1000
 
 Reference = Literal["demosift", "d4rl", "paper"]
@@ -51,12 +45,11 @@ class Spaces(NamedTuple):
 
 def resolve(name: str, **kwargs: Any) -> EnvironmentSpec:
     """The spec of a short name or of any Gymnasium id (`module:Id-v0` imports `module` first, in workers too)."""
-    named = SHORT_NAMES.get(name, _Named(name))
+    named = SHORT_NAMES.get(name, EnvironmentSpec(name))
     spec = EnvironmentSpec(named.id, {**named.kwargs, **kwargs})
     found = _describe(spec)
-    if found.num_actions is not None:
-        return replace(spec, num_actions=found.num_actions)
-    return replace(spec, action_low=found.action_low, action_high=found.action_high)
+    low, high = found.bounds or (None, None)
+    return replace(spec, action_low=low, action_high=high, num_actions=found.num_actions)
 
 
 def stored(spec: EnvironmentSpec) -> EnvironmentSpec:
@@ -69,7 +62,7 @@ def stored(spec: EnvironmentSpec) -> EnvironmentSpec:
 def make(spec: EnvironmentSpec) -> gymnasium.Env:
     """The environment itself, always with a time limit. It takes native actions: see `scale_action`."""
     try:
-        # Importing an environment's module may warn, as Gymnasium does of old versions; the user chose the id.
+        # Importing an environment's module may warn, as Gymnasium does about old versions; the user chose the id.
         with warnings.catch_warnings(action="ignore"):
             module, _, registered_id = spec.id.rpartition(":")
             if module:
@@ -84,7 +77,7 @@ def make(spec: EnvironmentSpec) -> gymnasium.Env:
     limit = {} if registered.max_episode_steps else {"max_episode_steps": DEFAULT_EPISODE_STEPS}
     try:
         with warnings.catch_warnings(action="ignore"):
-            # Without Gymnasium's passive checker, which slows every step and whose checks `resolve` makes.
+            # Gymnasium's passive checker slows every step, and `resolve` makes its checks once.
             return gymnasium.make(spec.id, disable_env_checker=True, **{**limit, **spec.kwargs})
     except Exception as error:  # an environment's constructor may raise anything
         raise InputError(f"environment {spec.id!r} cannot be made: {_first_line(error)}") from error
@@ -92,7 +85,7 @@ def make(spec: EnvironmentSpec) -> gymnasium.Env:
 
 def spaces(spec: EnvironmentSpec) -> Spaces:
     found = _describe(spec)
-    return Spaces(found.obs_dim, found.num_actions or len(found.action_low))
+    return Spaces(found.obs_dim, found.num_actions or len(found.bounds.low if found.bounds else ()))
 
 
 def max_episode_steps(spec: EnvironmentSpec) -> int:
@@ -106,20 +99,15 @@ def short_name(spec: EnvironmentSpec) -> str:
 
 
 def scale_action(spec: EnvironmentSpec, action: Shaped[np.ndarray, "*rows action"]) -> np.ndarray:
-    """From [-1, 1] to the environment's bounds; from scores or one-hot rows to the index of the largest."""
+    """From [-1, 1] to the spec's bounds; from scores or one-hot rows to the index of the largest.
+
+    Data that name an environment but no bounds were not scaled: their -1 and 1 stand for themselves.
+    """
     if spec.discrete:
         return np.argmax(action, axis=-1)
-    centre, half = _centre_and_half(spec.action_low, spec.action_high)
     # Clipped, because some environments refuse an action that rounding put one unit outside.
-    return np.minimum(np.maximum(centre + half * action, centre - half), centre + half).astype(np.float32)
-
-
-def unscale_action(spec: EnvironmentSpec, native: np.ndarray) -> Shaped[np.ndarray, "*rows action"]:
-    """The inverse of `scale_action`: [-1, 1], or int8 one-hot rows."""
-    if spec.num_actions is not None:
-        return np.eye(spec.num_actions, dtype=np.int8)[native]
-    centre, half = _centre_and_half(spec.action_low, spec.action_high)
-    return ((native - centre) / half).astype(np.float32)
+    unit, bounds = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1)), spec.bounds
+    return unit.astype(np.float32) if bounds is None else bounds.from_unit(unit)
 
 
 def reference_returns() -> dict[str, Any]:
@@ -141,8 +129,7 @@ def normalised_score(
 
 class _Description(NamedTuple):
     obs_dim: int
-    action_low: tuple[float, ...]
-    action_high: tuple[float, ...]
+    bounds: Bounds | None
     num_actions: int | None
     max_episode_steps: int
 
@@ -162,12 +149,13 @@ def _describe_cached(id: str, kwargs: str) -> _Description:
     if not _is_flat_box(obs):
         raise InputError(f"environment {id!r} has observation space {_brief(obs)}; demosift needs a flat Box of floats")
     if isinstance(action, gymnasium.spaces.Discrete) and action.start == 0:
-        return _Description(obs.shape[0], (), (), int(action.n), steps)
+        return _Description(obs.shape[0], None, int(action.n), steps)
     if not _is_flat_box(action):
         raise InputError(f"environment {id!r} has action space {_brief(action)}; demosift needs a flat Box or Discrete")
     if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
         raise InputError(f"environment {id!r} has unbounded actions, which cannot be scaled from [-1, 1]")
-    return _Description(obs.shape[0], tuple(action.low.tolist()), tuple(action.high.tolist()), None, steps)
+    bounds = Bounds(tuple(action.low.tolist()), tuple(action.high.tolist()))
+    return _Description(obs.shape[0], bounds, None, steps)
 
 
 def _is_flat_box(space: gymnasium.Space) -> TypeGuard[gymnasium.spaces.Box]:
@@ -187,13 +175,6 @@ def _suggestions(name: str) -> str:
     by_lower = {known.lower(): known for known in (*gymnasium.registry, *SHORT_NAMES)}
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
-
-
-@cache
-def _centre_and_half(low: tuple[float, ...] | None, high: tuple[float, ...] | None) -> tuple[np.ndarray, np.ndarray]:
-    # Not low and width: bounds of -1 and 1 then leave an action exactly as it is.
-    bottom, top = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    return (bottom + top) / 2, (top - bottom) / 2
 
 
 @cache

@@ -6,6 +6,7 @@ on the member), so that differences between members are differences between poli
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -13,10 +14,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from jaxtyping import Float, Int
 
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import Actor, Policy, RandomPolicy
 from demosift.simulation import environments
+from demosift.simulation.cores import available_cores
 from demosift.simulation.shipped import SHIPPED, shipped_policy
-from demosift.simulation.simulate import Episode, Job, Progress, Rollouts, available_cores, check_fit, episode_seeds
+from demosift.simulation.simulate import Episode, Job, Progress, Rollouts, check_fit, episode_seeds
+from demosift.simulation.workers import Closing
 from demosift.types import EnvironmentSpec, InputError
 
 
@@ -49,7 +52,7 @@ class Evaluation:
 
     @property
     def scores(self) -> Float[np.ndarray, "members episodes"] | None:
-        """Normalised: 0 is random, 1 the expert; None where these are not known for the environment."""
+        """Normalised returns: 0 is random, 1 the expert; None where these are unknown for the environment."""
         return environments.normalised_score(self.environment, self.returns)
 
     @property
@@ -58,8 +61,22 @@ class Evaluation:
 
     @property
     def std(self) -> float | None:
-        """Over members, of their mean returns: training's spread, not the episodes'. None of a single member."""
-        return _spread(self.member_returns)
+        """The spread of the members' mean returns, so of training, not of episodes. None for a single member."""
+        return spread(self.member_returns)
+
+    def rows(self, iteration: int) -> list[dict[str, Any]]:
+        """A row per member, with every episode, for the metrics of a run."""
+        scores = self.scores
+        return [
+            {
+                "iteration": iteration,
+                "member": member,
+                "returns": self.returns[member].tolist(),
+                "lengths": self.lengths[member].tolist(),
+                "score": None if scores is None else float(scores[member].mean()),
+            }
+            for member in range(len(self.returns))
+        ]
 
     def to_json(self) -> dict[str, Any]:
         scores = self.scores
@@ -73,26 +90,31 @@ class Evaluation:
             "std": self.std,
             "scores": None if scores is None else scores.tolist(),
             "score_mean": None if scores is None else float(scores.mean()),
-            "score_std": None if scores is None else _spread(scores.mean(axis=1)),
+            "score_std": None if scores is None else spread(scores.mean(axis=1)),
         }
 
     def __str__(self) -> str:
         scores = self.scores
-        lines = [f"{self.environment.id}, {self.returns.shape[1]} episodes per member"]
-        lines.append(
-            f"{'member':>6} {'return':>10} {'std':>8} {'length':>8}" + ("" if scores is None else f" {'score':>8}")
-        )
+        scored = "" if scores is None else f" {'score':>8}"
+        lines = [
+            f"{self.environment.id}, {self.returns.shape[1]} episodes per member; ± is the standard deviation "
+            "over a member's episodes",
+            f"{'member':>6} {'return':>10} {'±':>8} {'length':>8}{scored}",
+        ]
         for member, (returns, lengths) in enumerate(zip(self.returns, self.lengths, strict=True)):
             score = "" if scores is None else f" {scores[member].mean():>8.1%}"
-            lines.append(f"{member:>6} {returns.mean():>10.1f} {returns.std():>8.1f} {lengths.mean():>8.1f}{score}")
-        score = "" if scores is None else f" {scores.mean():>8.1%}"
-        std = "" if self.std is None else f"{self.std:.1f}"
-        lines.append(f"{'all':>6} {self.mean:>10.1f} {std:>8} {self.lengths.mean():>8.1f}{score}")
+            deviation = spread(returns)
+            plus_minus = "" if deviation is None else f"{deviation:.1f}"
+            lines.append(f"{member:>6} {returns.mean():>10.1f} {plus_minus:>8} {lengths.mean():>8.1f}{score}")
+        if self.std is not None:
+            score = "" if scores is None else f", score {scores.mean():.1%} ± {spread(scores.mean(axis=1)):.1%}"
+            over = f"over the {len(self.returns)} members' means"
+            lines.append(f"return {self.mean:.1f} ± {self.std:.1f}{score} (standard deviation {over})")
         return "\n".join(lines)
 
 
 def evaluate(
-    source: Policy | RandomPolicy | HasPolicy | str | os.PathLike[str],
+    source: Actor | HasPolicy | str | os.PathLike[str],
     env: EnvironmentSpec | str | None = None,
     episodes: int = 10,
     seed: int = 0,
@@ -108,63 +130,64 @@ def evaluate(
     policy, spec = policy_and_environment(source, env)
     jobs = evaluation_jobs(policy.num_members, episodes, seed)
     with Rollouts(min(num_workers or available_cores(), len(jobs))) as pool:
-        return Evaluation.of(spec, pool.run(policy, spec, jobs, progress=progress))
+        return Evaluation.of(spec, pool.submit(policy, spec, jobs, progress=progress).result())
 
 
-class Evaluator:
+class PendingRows:
+    """An evaluation under way: `result` waits for a row per member."""
+
+    def __init__(self, environment: EnvironmentSpec, iteration: int, episodes: Future[list[Episode]]) -> None:
+        self.environment, self.iteration, self.episodes = environment, iteration, episodes
+
+    def done(self) -> bool:
+        return self.episodes.done()
+
+    def result(self) -> list[dict[str, Any]]:
+        return Evaluation.of(self.environment, self.episodes.result()).rows(self.iteration)
+
+
+class Evaluator(Closing):
     """Evaluates every so many iterations while training goes on, with processes that stay between evaluations.
 
     Episode seeds come from (seed, iteration): a run that was killed and resumed measures what it would have measured.
+    `env` may be None where the policies say which environment they are for; `episodes` may depend on the iteration.
+    `pool` lets several share their processes.
     """
 
     def __init__(
         self,
-        env: EnvironmentSpec | str,
+        env: EnvironmentSpec | str | None,
         every: int = 10_000,
-        episodes: int = 10,
+        episodes: int | Callable[[int], int] = 10,
         seed: int = 0,
         num_workers: int | None = None,
+        pool: Rollouts | None = None,
     ):
-        if every < 1 or episodes < 1:
+        if every < 1 or (isinstance(episodes, int) and episodes < 1):
             raise InputError(f"evaluation: every ({every}) and episodes ({episodes}) must be at least 1")
         self.environment = environments.resolve(env) if isinstance(env, str) else env
         self.every, self.episodes, self.seed = every, episodes, seed
-        self._pool = Rollouts(num_workers)
+        self._own_pool = pool is None
+        self._pool = Rollouts(num_workers) if pool is None else pool
 
     def describe(self) -> dict[str, Any]:
         """What identifies the evaluation."""
-        environment = {"id": self.environment.id, "kwargs": dict(self.environment.kwargs)}
+        spec = self.environment
+        environment = None if spec is None else {"id": spec.id, "kwargs": dict(spec.kwargs)}
         return {"environment": environment, "every": self.every, "episodes": self.episodes, "seed": self.seed}
 
-    def submit(self, policy: Policy, iteration: int) -> Callable[[], list[dict[str, Any]]]:
-        """Start evaluating; the result, when called, waits for a row per member."""
-        jobs = evaluation_jobs(policy.num_members, self.episodes, self.seed, iteration)
-        episodes = self._pool.submit(policy, self.environment, jobs)
-
-        def rows() -> list[dict[str, Any]]:
-            evaluation = Evaluation.of(self.environment, episodes.result())
-            scores = evaluation.scores
-            return [
-                {
-                    "iteration": iteration,
-                    "member": member,
-                    "returns": evaluation.returns[member].tolist(),
-                    "lengths": evaluation.lengths[member].tolist(),
-                    "score": None if scores is None else float(scores[member].mean()),
-                }
-                for member in range(policy.num_members)
-            ]
-
-        return rows
+    def submit(self, policy: Policy, iteration: int, environment: EnvironmentSpec | None = None) -> PendingRows:
+        """Start evaluating, in the evaluator's environment or else the given one."""
+        spec = self.environment or environment
+        if spec is None:
+            raise InputError("the policy does not say which environment it is for: name one")
+        episodes = self.episodes if isinstance(self.episodes, int) else self.episodes(iteration)
+        jobs = evaluation_jobs(policy.num_members, episodes, self.seed, iteration)
+        return PendingRows(spec, iteration, self._pool.submit(policy, spec, jobs))
 
     def close(self) -> None:
-        self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._own_pool:
+            self._pool.close()
 
 
 def evaluation_jobs(num_members: int, episodes: int, seed: int, iteration: int = 0) -> list[Job]:
@@ -174,8 +197,8 @@ def evaluation_jobs(num_members: int, episodes: int, seed: int, iteration: int =
 
 
 def policy_and_environment(
-    source: Policy | RandomPolicy | HasPolicy | str | os.PathLike[str], env: EnvironmentSpec | str | None = None
-) -> tuple[Policy | RandomPolicy, EnvironmentSpec]:
+    source: Actor | HasPolicy | str | os.PathLike[str], env: EnvironmentSpec | str | None = None
+) -> tuple[Actor, EnvironmentSpec]:
     """What acts, and where: `env`, or else the environment stored with the policy."""
     spec = environments.resolve(env) if isinstance(env, str) else env
     if isinstance(source, str | os.PathLike):
@@ -188,17 +211,17 @@ def policy_and_environment(
             raise InputError("the policy does not say which environment it is for: name one")
         spec = environments.stored(kept) if isinstance(policy, Policy) else kept
     elif kept is not None and (kept.id, kept.kwargs) == (spec.id, spec.kwargs):
-        spec = kept  # with the bounds its actions were scaled by, which a dataset may have stated narrower
+        spec = kept  # it has the bounds its actions were scaled by, which a dataset may have made narrower
     check_fit(policy, spec)
     return policy, spec
 
 
 def load_policy(
     text: str | os.PathLike[str], env: EnvironmentSpec | str | None = None, member: int | None = None
-) -> Policy | RandomPolicy:
+) -> Actor:
     """A policy by its name on the command line: a run folder, a `.safetensors` file, or `expert`, `medium`, `random`.
 
-    The three names need an environment. A folder that happens to be called `expert` is meant by `./expert`.
+    The three names need an environment. Write `./expert` for a folder that happens to be called `expert`.
     """
     name = os.fspath(text)
     if name in (*SHIPPED, "random"):
@@ -218,5 +241,6 @@ def load_policy(
     return policy.member(member)
 
 
-def _spread(member_means: Float[np.ndarray, "members"]) -> float | None:
-    return float(member_means.std(ddof=1)) if len(member_means) > 1 else None
+def spread(values: Float[np.ndarray, "values"]) -> float | None:
+    """The sample standard deviation; None for a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

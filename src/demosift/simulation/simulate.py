@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 from multiprocessing.connection import wait
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import Actor, Policy
 from demosift.simulation import environments
-from demosift.simulation.workers import Episode, Job, Workers, record_type
+from demosift.simulation.cores import available_cores
+from demosift.simulation.workers import Closing, Episode, Job, Workers, record_type
 from demosift.types import EnvironmentSpec, InputError
 
+Jobs = Iterable[tuple[int, int]]  # pairs of member and seed
 Progress = Callable[[int, int], None]  # episodes finished, episodes in all
 
 
@@ -36,19 +38,14 @@ class Step(NamedTuple):
 def episode_seeds(episodes: int, purpose: str, *numbers: int) -> list[int]:
     """Seeds of that many episodes; asking for more leaves the first ones as they are.
 
-    `purpose` keeps, say, recording with seed 0 from starting in the very states that evaluating with seed 0 starts in.
+    `purpose` makes, say, recording with seed 0 start in other states than evaluating with seed 0.
     """
     if min(numbers, default=0) < 0:
         raise InputError(f"seed {min(numbers)}: a seed must not be negative")
     return np.random.SeedSequence([zlib.crc32(purpose.encode()), *numbers]).generate_state(episodes).tolist()
 
 
-def available_cores() -> int:
-    """Cores this process may use, which in a container or under a batch system are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Simulators:
+class Simulators(Closing):
     """Environments, perhaps of different kinds, stepped together by actions in [-1, 1] (discrete: scores or one-hot).
 
     Observations and actions are zero-padded to the largest size among the specs. Environments are spread over the
@@ -119,18 +116,12 @@ class Simulators:
                 worker.send(message)
         self._waiting = True
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Rollouts:
+class Rollouts(Closing):
     """A pool of workers that run deterministic episodes; kept between calls, since starting one takes a second.
 
-    Each worker holds the policy and calls it once per step for all its live episodes, which spares a round trip to the
-    parent per step. An episode depends on its member and seed alone: not on the other jobs, nor on `num_workers`.
+    Each worker holds the policy and calls it once per step for all its live episodes, which saves a round trip to the
+    parent per step. An episode depends only on its member and seed, not on the other jobs or on `num_workers`.
     """
 
     def __init__(self, num_workers: int | None = None):
@@ -138,12 +129,7 @@ class Rollouts:
         self._turn = threading.Lock()
 
     def submit(
-        self,
-        policy: Policy | RandomPolicy,
-        spec: EnvironmentSpec,
-        jobs: Iterable[tuple[int, int]],
-        record: bool = False,
-        progress: Progress | None = None,
+        self, policy: Actor, spec: EnvironmentSpec, jobs: Jobs, record: bool = False, progress: Progress | None = None
     ) -> Future[list[Episode]]:
         """Start `jobs` and return at once; the future's `result()` has the episodes in the order of the jobs.
 
@@ -164,26 +150,11 @@ class Rollouts:
         threading.Thread(target=fulfil, daemon=True).start()
         return future
 
-    def run(
-        self,
-        policy: Policy | RandomPolicy,
-        spec: EnvironmentSpec,
-        jobs: Iterable[tuple[int, int]],
-        record: bool = False,
-        progress: Progress | None = None,
-    ) -> list[Episode]:
-        return self.submit(policy, spec, jobs, record, progress).result()
-
     def close(self) -> None:
         self._workers.close()
 
     def _run(
-        self,
-        policy: Policy | RandomPolicy,
-        spec: EnvironmentSpec,
-        jobs: Sequence[Job],
-        record: bool,
-        progress: Progress | None,
+        self, policy: Actor, spec: EnvironmentSpec, jobs: Sequence[Job], record: bool, progress: Progress | None
     ) -> list[Episode]:
         # Dealt like cards, sorted by member: a worker meets few members at once, and has its share of long episodes.
         order = sorted(range(len(jobs)), key=lambda index: jobs[index].member)
@@ -206,29 +177,23 @@ class Rollouts:
                         progress(len(episodes), len(jobs))
         return [episodes[index] for index in range(len(jobs))]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def rollout(
-    policy: Policy | RandomPolicy,
+    policy: Actor,
     spec: EnvironmentSpec,
-    jobs: Iterable[tuple[int, int]],
+    jobs: Jobs,
     num_workers: int | None = None,
     record: bool = False,
     progress: Progress | None = None,
 ) -> list[Episode]:
-    """The episodes of `jobs`, pairs of (member, seed), with a pool of their own: see `Rollouts`."""
+    """The episodes of `jobs`, run in a pool of their own: see `Rollouts`."""
     queue = list(jobs)
     check_fit(policy, spec, queue)
     with Rollouts(max(1, min(num_workers or available_cores(), len(queue)))) as pool:
-        return pool.run(policy, spec, queue, record, progress)
+        return pool.submit(policy, spec, queue, record, progress).result()
 
 
-def check_fit(policy: Policy | RandomPolicy, spec: EnvironmentSpec, jobs: Iterable[tuple[int, int]] = ()) -> None:
+def check_fit(policy: Actor, spec: EnvironmentSpec, jobs: Jobs = ()) -> None:
     """Refuse a policy made for another environment before a worker trips over it."""
     needs = environments.spaces(spec)
     has = environments.Spaces(policy.obs_dim if isinstance(policy, Policy) else needs.obs_dim, policy.action_dim)

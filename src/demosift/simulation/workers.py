@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
 from jaxtyping import Float
 
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import Actor, RandomPolicy
 from demosift.simulation import environments
 from demosift.types import EnvironmentSpec, InputError, Transitions
 
@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """What one job gave, with `transitions` where they were to be recorded. Not `terminal` means that time ran out."""
+    """The result of a job, with `transitions` if they were recorded. Where not `terminal`, time ran out."""
 
     member: int
     seed: int
@@ -56,7 +56,7 @@ class Episode:
 
 
 class Failure(NamedTuple):
-    """What a worker says when it cannot go on."""
+    """The last message of a worker that cannot go on."""
 
     message: str
     traceback: str
@@ -90,7 +90,7 @@ class Worker:
         try:
             self.connection.send(message)
         except OSError:
-            self.receive()  # it died: its last words, if any, say why
+            self.receive()  # it died: its last message, if any, says why
 
     def receive(self) -> Any:
         try:
@@ -105,7 +105,7 @@ class Worker:
 
 
 class Workers:
-    """Some workers with the same role; gone when closed, when garbage-collected, or when this process ends."""
+    """Workers with the same role; they end when closed, when garbage-collected, or when this process ends."""
 
     def __init__(self, num_workers: int, role: str, *fds: int):
         self._workers = [Worker(role, *fds) for _ in range(num_workers)]
@@ -127,6 +127,19 @@ class Workers:
         if not self.close.alive:
             raise RuntimeError("the simulation was closed")
         return iter(self._workers)
+
+
+class Closing:
+    """Something that is closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _end(workers: list[Worker]) -> None:
@@ -159,7 +172,7 @@ def serve(role: Callable[..., None], fd: int, *fds: int) -> None:
     try:
         role(connection, *fds)
     except (EOFError, ConnectionError):
-        pass  # the parent is gone, and so is the reason to be here
+        pass  # the parent is gone
     except Exception as error:
         ours = isinstance(error, InputError | SimulationError)
         message = str(error) if ours else f"{type(error).__name__}: {error}"
@@ -167,7 +180,7 @@ def serve(role: Callable[..., None], fd: int, *fds: int) -> None:
 
 
 class _Environment:
-    """An environment in a worker: speaks [-1, 1] and float32."""
+    """An environment in a worker, with actions in [-1, 1] and float32 observations."""
 
     def __init__(self, spec: EnvironmentSpec):
         self.spec = spec
@@ -193,7 +206,7 @@ class _Environment:
 
 
 def simulate(connection: Connection, memory: int) -> None:
-    """The worker of `Simulators`: its rows of the shared memory are its environments'."""
+    """The worker of `Simulators`: it has a row of the shared memory for each of its environments."""
     specs, start, total, obs_dim, action_dim = connection.recv()
     dtype = record_type(obs_dim, action_dim)
     records = np.frombuffer(mmap.mmap(memory, total * dtype.itemsize), dtype)[start : start + len(specs)]
@@ -259,12 +272,12 @@ def roll_out(connection: Connection) -> None:
             for episode in ended:
                 live.remove(episode)
                 spare.append(episode.env)
-            if connection.poll():  # nothing is due before the last answer, so this is the parent's end
+            if connection.poll():  # no message is due before the last answer, so the parent has gone
                 return
         connection.send(None)
 
 
-def _batched_policy(policy: Policy | RandomPolicy) -> Callable[[list[_Live]], Sequence[np.ndarray]]:
+def _batched_policy(policy: Actor) -> Callable[[list[_Live]], Sequence[np.ndarray]]:
     """One call for all live episodes: rows of the same member side by side, short rows padded."""
     if isinstance(policy, RandomPolicy):
         return lambda live: [policy.draw(episode.rng) for episode in live]

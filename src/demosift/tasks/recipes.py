@@ -1,7 +1,7 @@
 """Tasks: recipes that mix recorded trajectories into an expert and a supplementary set, with the origin of every row.
 
-A recipe is a function of its sources and a generator. It says what the expert set is and what the supplementary set is
-made of; everything else (recording, reading, origins, attributes) is common. A task is named `ENV/RECIPE`.
+A recipe is a function of its sources and a generator, and returns the parts of both sets; everything else (recording,
+reading, origins, attributes) is shared. A task is named `ENV/RECIPE`.
 """
 
 import os
@@ -15,21 +15,21 @@ import numpy as np
 
 from demosift.data import read_dataset, write_dataset
 from demosift.files import atomic_folder
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import Actor, Policy, RandomPolicy
 from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
 from demosift.simulation.simulate import Job, episode_seeds, rollout
 from demosift.tasks.record import as_dataset
 from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Origin, Transitions
 
-# One list for all recipes, so that a code means the same in every file. `clean` is the expert's own, inside the pile.
+# One list for all recipes, so that a code means the same in every file. `clean` is the expert's, but supplementary.
 ORIGINS = ("expert", "clean", "noisy", "medium", "random", "replay")
 
 REPLAY_ROWS = 1_000_000
 
 
 class Part(NamedTuple):
-    """Some rows with a common origin; `drawn` are the indices of their trajectories in the pool they come from."""
+    """Rows of one origin; `drawn` has the indices of their trajectories in the pool they come from."""
 
     origin: str
     dataset: Dataset
@@ -49,7 +49,7 @@ class Sources:
     pool: int = 20
     replay_folder: Path | None = None
     disjoint: bool = False
-    recorded: Dataset | None = None  # the expert's pool, where it was kept: another machine's may differ in a bit
+    recorded: Dataset | None = None  # a stored pool of the expert, since another machine may differ in a bit
 
     @cached_property
     def expert_pool(self) -> Dataset:
@@ -74,7 +74,7 @@ class Sources:
         return tuple(Part(origin, _episodes(pool, drawn), tuple(drawn.tolist())) for origin, drawn in pairs)
 
     def random_rows(self, num_rows: int) -> Dataset:
-        """Episodes of the random policy, as many as it takes to have that many rows."""
+        """As many episodes of the random policy as it takes to have that many rows."""
         spec = environments.resolve(self.env)
         parts: list[Dataset] = []
         num_episodes = 0
@@ -86,7 +86,7 @@ class Sources:
 
     @cached_property
     def replay(self) -> tuple[Dataset, Dataset]:
-        """The pool of the collecting agent's own expert, and its replay, of a folder that `demosift collect` wrote."""
+        """The expert's pool and the replay of one agent, from a folder that `demosift collect` wrote."""
         command = f"demosift collect {self.env} --out {self.replay_folder or 'DIR'}"
         if self.replay_folder is None:
             raise InputError(f"{self.env}/full-replay needs a replay folder (--replay DIR); make one with: {command}")
@@ -101,9 +101,7 @@ class Sources:
                 raise InputError(f"{self.replay_folder / path}: made for {found.id}, but the task is in {spec.id}")
         longest = int(np.max(replay.episode_ends - replay.episode_starts))
         if longest > environments.max_episode_steps(spec):
-            raise InputError(
-                f"{replay.source}: has {longest} rows without an episode's end; {spec.id} ends before that"
-            )
+            raise InputError(f"{replay.source}: has an episode of {longest} rows; {spec.id} ends before that")
         return self.recorded or _record_pool(policy, spec, self.env, range(self.pool)), replay
 
 
@@ -111,29 +109,29 @@ Recipe = Callable[[Sources, np.random.Generator], Mixture]
 
 
 def noisy_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
-    """The paper's: 1 expert, 10 clean and 5 noisy trajectories, drawn in the order of its code.
+    """As in the paper: 1 expert, 10 clean and 5 noisy trajectories, drawn in the order of its code.
 
-    The draws may overlap, which puts noise on the very states of the expert; in the disjoint variant they do not.
+    The draws may overlap, which puts noisy actions on the expert's own states, except in the disjoint variant.
     """
     noisy, clean, expert = sources.draw(sources.expert_pool, rng, {"noisy": 5, "clean": 10, "expert": 1})
     return Mixture(expert, (noisy._replace(dataset=_redraw_actions(noisy.dataset, rng)), clean))
 
 
 def full_replay(sources: Sources, rng: np.random.Generator) -> Mixture:
-    """The paper's: 1 expert trajectory, and the first million rows of the agent's replay in stored order."""
+    """As in the paper: 1 expert trajectory, and the first million rows of the agent's replay in stored order."""
     pool, replay = sources.replay
     (expert,) = sources.draw(pool, rng, {"expert": 1})
     return Mixture(expert, (Part("replay", _first_rows(replay, REPLAY_ROWS)),))
 
 
 def medium_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
-    """1 expert trajectory; a pile of 10 by the expert and 10 by a policy of about a third of its return."""
+    """1 expert trajectory; supplementary, 10 more and 10 by a policy that reaches about a third of the return."""
     clean, expert = sources.draw(sources.expert_pool, rng, {"clean": 10, "expert": 1})
     return Mixture(expert, (*sources.draw(sources.medium_pool, rng, {"medium": 10}), clean))
 
 
 def random_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
-    """1 expert trajectory; a pile with 1% of its rows by the expert and 99% random."""
+    """1 expert trajectory; supplementary, 1% of the rows by the expert and 99% random."""
     clean, expert = sources.draw(sources.expert_pool, rng, {"clean": 1, "expert": 1})
     return Mixture(expert, (Part("random", sources.random_rows(99 * len(clean.dataset))), clean))
 
@@ -164,7 +162,7 @@ def make_task(
 
 
 def draw_task(sources: Sources, recipe: str, seed: int) -> Demonstrations:
-    """The same, from sources at hand: the seeds of a grid share their recordings."""
+    """Like `make_task`, from given sources: the seeds of a grid share their recordings."""
     if seed < 0:
         raise InputError(f"seed {seed}: a seed must not be negative")
     task = f"{sources.env}/{recipe}"
@@ -206,7 +204,7 @@ def _episodes(dataset: Dataset, indices: np.ndarray) -> Dataset:
 
 
 def _first_rows(dataset: Dataset, num_rows: int) -> Dataset:
-    """The first rows; an episode that they cut ends there, like a time limit."""
+    """The first rows; an episode that is cut ends with a timeout."""
     part = dataset.take(slice(num_rows))
     timeout = part.timeout.copy()
     timeout[-1] = not part.transitions.terminal[-1]
@@ -224,7 +222,7 @@ def _shipped_pool(env: str, level: str, size: int) -> Dataset:
     return _record_pool(shipped_policy(env, level), environments.resolve(env), env, range(size))
 
 
-def _record_pool(policy: Policy | RandomPolicy, spec: EnvironmentSpec, env: str, indices: range) -> Dataset:
+def _record_pool(policy: Actor, spec: EnvironmentSpec, env: str, indices: range) -> Dataset:
     """Episode `i` of an environment's pool has a seed of its own, so pools of different sizes agree."""
     seeds = episode_seeds(indices.stop, f"pool of {env}")[indices.start :]
     return as_dataset(rollout(policy, spec, [Job(0, seed) for seed in seeds], record=True), spec, {})

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import Actor
 from demosift.simulation.simulate import Episode, Job, Progress, episode_seeds, rollout
 from demosift.types import Dataset, EnvironmentSpec, InputError, Transitions
 
 
 def record(
-    policy: Policy | RandomPolicy,
+    policy: Actor,
     episodes: int,
     env: EnvironmentSpec | None = None,
     seed: int = 0,
@@ -31,7 +31,7 @@ def record(
 
 
 def as_dataset(episodes: Sequence[Episode], spec: EnvironmentSpec, attributes: Mapping[str, Any]) -> Dataset:
-    """Recorded episodes, one after the other."""
+    """Recorded episodes, joined in order."""
     parts = [episode.transitions for episode in episodes if episode.transitions is not None]
     transitions = Transitions(*map(np.concatenate, zip(*parts, strict=True)))
     timeout = np.zeros(len(transitions.reward), bool)

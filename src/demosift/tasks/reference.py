@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from demosift.files import write_json
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import Actor, RandomPolicy
 from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
 from demosift.simulation.simulate import Job, episode_seeds, rollout
@@ -18,7 +18,7 @@ from demosift.types import EnvironmentSpec
 
 
 def measure_reference(
-    policy: Policy | RandomPolicy, spec: EnvironmentSpec, episodes: int = 100, seed: int = 0
+    policy: Actor, spec: EnvironmentSpec, episodes: int = 100, seed: int = 0
 ) -> dict[str, float | int]:
     """Mean return of fresh episodes, its standard error, and what they were."""
     jobs = [Job(0, episode_seed) for episode_seed in episode_seeds(episodes, "reference", seed)]

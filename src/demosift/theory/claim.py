@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+
+Numbers = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,25 @@ class Finding:
     instances: int  # how many cases were computed
     slack: float  # the smallest room left over all of them, in the claim's own unit; negative: refuted
     measure: str  # what the slack measures, such as "bound / gap - 1" or "1e-12 - largest difference"
-    numbers: Mapping[str, Any] = field(default_factory=dict)  # further numbers, for the table, the page and the figure
-    counterexample: Mapping[str, Any] | None = None  # the instance that refutes it, where one was found
+    numbers: Numbers = field(default_factory=dict)  # further numbers, for the table, the page and the figure
+    counterexample: Numbers | None = None  # the instance that refutes the claim, where one was found
+
+
+@dataclass
+class Tightest:
+    """The instance that leaves the least room among those that a check has seen."""
+
+    room: float = np.inf
+    instance: dict[str, Any] = field(default_factory=dict)
+
+    def see(self, room: float, /, **instance: Any) -> None:
+        if room < self.room:
+            self.room, self.instance = room, instance
+
+    def finding(self, instances: int, measure: str, numbers: Numbers, wrong: float | None = None) -> Finding:
+        """The claim holds if there is room. `wrong` is the (negative) slack where something else is wrong."""
+        slack = float(self.room) if wrong is None else wrong
+        return Finding(slack >= 0.0, instances, slack, measure, numbers, self.instance if slack < 0.0 else None)
 
 
 Check = Callable[..., Finding]
@@ -36,9 +54,10 @@ class Claim:
     cites: str  # where the paper says so, such as "Theorem 1 (Section 4.1), proof in Appendix A.1"
     statement: str  # in plain words, for a student; plain text, no markup
     check: Check  # check(rng, scale): `scale` multiplies the number of instances; 1.0 is what `demosift theory` runs
-    draw: Callable[[Finding], Figure] | None = None  # the picture, from the finding's numbers alone
-    amendment: str = ""  # what of the paper's statement is checked in another form than it is printed, and why
-    slow: bool = False  # begun before the others, so that two processes end at about the same time
+    draw: Callable[..., None]  # draw(numbers, *axes): the picture, from the finding's numbers alone
+    panels: int = 1  # how many axes the picture has, side by side
+    amendment: str = ""  # which part of the printed statement is checked in another form, and why
+    slow: bool = False  # starts before the others, so that two processes end at about the same time
 
 
 def generator(seed: int, name: str) -> np.random.Generator:

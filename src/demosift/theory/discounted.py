@@ -1,4 +1,4 @@
-"""Discounted, stationary MDPs without a reward, for the methods that are stated there; DemoDICE's d* solved exactly."""
+"""Discounted, stationary MDPs without a reward, as DemoDICE and DWBC assume; and DemoDICE's d*, solved exactly."""
 
 from dataclasses import dataclass
 

@@ -1,21 +1,23 @@
 """The imitation gap E[V(expert) - V(learned)]: measured on many datasets at once, or in closed form."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.stats import binom
 
+from demosift.theory.claim import Finding, Tightest
 from demosift.theory.instances import Instance
 from demosift.theory.learners import Learner
 from demosift.theory.mdp import Initial, values
 from demosift.theory.sampling import collect
 
-# A mean is trusted to within this many of its standard errors: by chance alone one in 1.7 million is further off.
+# A mean is trusted to within this many of its standard errors. By chance alone, one in 1.7 million is further off.
 ERRORS = 5.0
 EXACT = 1e-12  # the most by which two ways to compute the same number may differ
+BELOW = f"1 - (gap + {ERRORS:g} standard errors) / bound"
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,16 @@ class Gap:
     def upper(self) -> float:
         return self.mean + ERRORS * self.error
 
+    @property
+    def lower(self) -> float:
+        return self.mean - ERRORS * self.error
+
+    def below(self, bound: float) -> float:
+        """The room under a bound, relative to it; negative where the gap is larger."""
+        return 1.0 - self.upper / bound
+
     def off(self, exact: float) -> float:
-        """How many standard errors the measurement is away from this; rounding alone is no distance."""
+        """How many standard errors lie between the measurement and `exact`; rounding counts as none."""
         distance = abs(self.mean - exact)
         return distance / max(self.error, 1e-12) if distance > 1e-12 else 0.0
 
@@ -38,7 +48,7 @@ class Gap:
 def imitation_gap(
     rng: np.random.Generator, instance: Instance, learner: Learner, eta: float, total: int, replicates: int
 ) -> Gap:
-    """The gap under Assumption 1, over as many datasets as there are replicates."""
+    """The gap under Assumption 1, averaged over `replicates` datasets."""
     learned = values(instance.mdp, learner(collect(rng, instance, eta, total, replicates)))
     return measured(instance.expert_value - learned)
 
@@ -67,11 +77,45 @@ def log_slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def scaled(count: int, scale: float, least: int = 1) -> int:
-    """How many instances or replicates to use when `count` are used at scale one."""
+    """How many instances or replicates to use where scale one uses `count`."""
     return max(least, round(count * scale))
 
 
-def described(instance: Instance, **more: Any) -> dict[str, Any]:
-    """An instance in a few numbers, for a table of counterexamples."""
+def described(instance: Instance) -> dict[str, Any]:
+    """An instance in a few numbers, for a counterexample."""
     mdp = instance.mdp
-    return {"states": mdp.num_states, "actions": mdp.num_actions, "horizon": mdp.horizon, **more}
+    return {"states": mdp.num_states, "actions": mdp.num_actions, "horizon": mdp.horizon}
+
+
+@dataclass
+class Bounded:
+    """Measured gaps, each beside its bound min(H, level + constant * rate)."""
+
+    constant: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    tightest: Tightest = field(default_factory=Tightest)
+
+    def add(
+        self,
+        gap: Gap,
+        rate: float,
+        instance: Instance,
+        eta: float,
+        total: int,
+        kind: str = "random",
+        level: float = 0.0,
+    ) -> None:
+        bound = min(float(instance.mdp.horizon), level + self.constant * rate)
+        above, room = gap.mean - level, gap.below(bound)
+        self.rows.append({"kind": kind, "gap": above, "rate": rate, "bound": bound, "share": above / rate})
+        case = {"kind": kind, "eta": eta, "total": total, "gap": gap.mean, "bound": bound, "room": room}
+        self.tightest.see(room, **described(instance), **case)
+
+    @property
+    def fitting_constant(self) -> float:
+        """The smallest constant with which every measured gap would lie below its bound."""
+        return max(row["share"] for row in self.rows)
+
+    def finding(self) -> Finding:
+        numbers = {"rows": self.rows, "constant": self.constant, "fitting constant": self.fitting_constant}
+        return self.tightest.finding(len(self.rows), BELOW, numbers)

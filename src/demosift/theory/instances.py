@@ -1,14 +1,24 @@
 """The worlds that the claims are about: an MDP, an expert in it, and the behaviour that collects the rest of the data.
 
-The hard ones are the literature's: Standard Imitation (Xu et al. 2021), where a missed state costs its own reward only,
-and Reset Cliff (Rajaraman et al. 2020), where one wrong action costs all that is left of the episode.
+The hard ones come from the literature: Standard Imitation (Xu et al. 2021), where a missed state costs its own reward
+only, and Reset Cliff (Rajaraman et al. 2020), where one wrong action costs the rest of the episode.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from demosift.theory.mdp import MDP, Initial, Policy, deterministic, mixture_policy, occupancy, optimal, values
+from demosift.theory.mdp import (
+    MDP,
+    Initial,
+    Policy,
+    conditional,
+    deterministic,
+    mixture_policy,
+    occupancy,
+    optimal,
+    values,
+)
 
 
 @dataclass(frozen=True)
@@ -51,12 +61,11 @@ def standard_imitation(states: int, actions: int, horizon: int) -> Instance:
     rewards = np.zeros((horizon, states, actions))
     rewards[..., 0] = 1.0
     mdp = MDP(np.full(states, 1.0 / states), stay, rewards)
-    size = (horizon, states, actions)
-    return Instance(mdp, always(0, *size), always(1, *size))
+    return Instance(mdp, always(0, *rewards.shape), always(1, *rewards.shape))
 
 
 def rare_start(states: int, rarity: float) -> Initial:
-    """All but two of the states have probability `rarity`, the last but one the rest, and the last none."""
+    """Each state but the last two has probability `rarity`, the last but one has the rest, and the last has none."""
     initial = np.full(states, rarity)
     initial[-2:] = 1.0 - rarity * (states - 2), 0.0
     assert initial[-2] >= 0.0, "the rare states' probabilities exceed one"
@@ -67,8 +76,8 @@ def reset_cliff(states: int, actions: int, horizon: int, initial: Initial) -> In
     """Reset Cliff: the first action is worth 1 and draws the next state from `initial`; any other falls off.
 
     The last state is the foot of the cliff: no reward and no way out, so a single mistake costs all later rewards and
-    the gap grows with H squared. With `initial = rare_start(S, 1 / (N + 1))` for N trajectories a rare state is missed
-    as often as it can be, and the gap falls like 1/N; in any one MDP it would fall exponentially in the end.
+    the gap grows with H squared. With N trajectories and `initial = rare_start(S, 1 / (N + 1))` a rare state is missed
+    as often as possible, and the gap falls like 1/N; in a fixed MDP it falls exponentially in the end.
     The behaviour is uniform.
     """
     transitions = np.zeros((horizon - 1, states, actions, states))
@@ -77,8 +86,7 @@ def reset_cliff(states: int, actions: int, horizon: int, initial: Initial) -> In
     rewards = np.zeros((horizon, states, actions))
     rewards[:, :-1, 0] = 1.0
     mdp = MDP(initial, transitions, rewards)
-    size = (horizon, states, actions)
-    return Instance(mdp, always(0, *size), np.full(size, 1.0 / actions))
+    return Instance(mdp, always(0, *rewards.shape), np.full(rewards.shape, 1.0 / actions))
 
 
 def random_policy(rng: np.random.Generator, horizon: int, states: int, actions: int, spread: float = 1.0) -> Policy:
@@ -101,9 +109,9 @@ def random_instance(
 ) -> Instance:
     """A random MDP with an optimal (or a random stochastic) expert, and a behaviour that is a random mixture.
 
-    The behaviour is the mixture of the expert and of a random policy, with a random share: the paper's
-    pi^beta = sum_i alpha_i pi^i, whose trajectories are drawn from one of its base policies each. As the data's
-    distribution at each step depends on the mixture's occupancy alone, its Markov policy stands for it.
+    The behaviour mixes the expert and a random policy in a random proportion. It is the paper's
+    pi^beta = sum_i alpha_i pi^i, each of whose trajectories comes from one of its base policies. The distribution of
+    the data at each step depends on the mixture's occupancy alone, so its Markov policy can stand for it.
     """
     mdp = random_mdp(rng, states, actions, horizon, successors=int(rng.integers(1, states + 1)))
     size = (horizon, states, actions)
@@ -120,9 +128,9 @@ def behaviour_is_expert(instance: Instance) -> Instance:
 def no_overlap(rng: np.random.Generator, states: int, actions: int, horizon: int) -> Instance:
     """The behaviour never meets an expert state (Theorem 4): half of the states are the expert's, half its own.
 
-    It starts from its own distribution, on its half. The theorem lets both policies start from rho, and then their
-    supports meet at the first step whatever they do. The expert's actions keep to the expert's half and all actions on
-    the other half keep to that; any other action in the expert's half leads anywhere, so a mistake can be costly.
+    It starts from its own distribution, on its half. In the theorem both policies start from rho, so their supports
+    meet at the first step whatever they do. The expert's actions stay in the expert's half, and all actions in the
+    other half stay there; any other action in the expert's half leads anywhere, so a mistake can be costly.
     """
     assert states >= 2
     of_expert = np.arange(states) < states // 2
@@ -131,28 +139,22 @@ def no_overlap(rng: np.random.Generator, states: int, actions: int, horizon: int
     closed = expert[:-1].astype(bool) & of_expert[:, None]
     weights *= np.where(closed[..., None], of_expert, 1.0)
     weights *= np.where(of_expert[:, None, None], 1.0, ~of_expert)
-    mdp = MDP(
-        _normalised(rng.random(states) * of_expert),
-        _normalised(weights),
-        np.where(of_expert[:, None], 1.0, 0.5) * rng.random((horizon, states, actions)),
-    )
+    initial = conditional(rng.random(states) * of_expert)
+    rewards = np.where(of_expert[:, None], 1.0, 0.5) * rng.random((horizon, states, actions))
+    mdp = MDP(initial, conditional(weights), rewards)
     behaviour = random_policy(rng, horizon, states, actions)
-    return Instance(mdp, expert, behaviour, _normalised(rng.random(states) * ~of_expert))
+    return Instance(mdp, expert, behaviour, conditional(rng.random(states) * ~of_expert))
 
 
 def detour(rng: np.random.Generator, states: int, actions: int, horizon: int) -> Instance:
-    """Half of the states are the expert's: its action is worth 1 there and stays among them, any other leaves them.
+    """Half of the states are the expert's: its action is worth 1 there and stays there, any other leads outside.
 
-    Outside nothing is worth anything; the expert's action leads back and any other does not. So a sample outside
-    matters only to a policy that has gone wrong before.
+    Outside there is no reward; the expert's action leads back and any other does not. So a sample from outside matters
+    only to a policy that has already gone wrong.
     """
     of_expert = np.arange(states) < states // 2
     expert = deterministic(rng.integers(actions, size=(horizon, states)), actions)
     weights = rng.random((horizon - 1, states, actions, states))
     weights *= np.where(expert[:-1, :, :, None] > 0.0, of_expert, ~of_expert)
-    mdp = MDP(_normalised(rng.random(states) * of_expert), _normalised(weights), expert * of_expert[:, None])
+    mdp = MDP(conditional(rng.random(states) * of_expert), conditional(weights), expert * of_expert[:, None])
     return Instance(mdp, expert, random_policy(rng, horizon, states, actions))
-
-
-def _normalised(mass: np.ndarray) -> np.ndarray:
-    return mass / mass.sum(-1, keepdims=True)

@@ -1,33 +1,31 @@
-"""`demosift theory`: runs the claims and writes what they found: JSON, figures, and a page.
+"""`demosift theory`: run the claims and write what they found as JSON, figures and a page.
 
 Each claim draws its random numbers from the seed and its own name, so its finding is the same whichever others run, in
-however many processes. There is no clock in anything that is written: the same seed gives the same bytes.
+however many processes. Nothing that is written depends on the clock: the same seed gives the same bytes.
 """
 
 import json
 import math
 import multiprocessing
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from threadpoolctl import threadpool_limits
 
-from demosift.files import atomic_folder, write_json
-from demosift.theory import drawing
-from demosift.theory.claim import Claim, Finding, generator
+from demosift.files import atomic_folder, plain, write_json
+from demosift.progress import Progress
+from demosift.theory.claim import Claim, Finding, Numbers, generator
 from demosift.theory.claims import BY_NAME, CLAIMS
-from demosift.theory.page import Result, render_page
+from demosift.theory.drawing import inline, to_files
+from demosift.theory.page import number, render_page
 from demosift.types import InputError
+
+Results = Sequence[tuple[Claim, Finding]]
 
 
 @dataclass(frozen=True)
@@ -54,29 +52,29 @@ class Lab:
 
 
 def write_theory(out: str | os.PathLike[str], lab: Lab) -> tuple[dict[str, Any], str]:
-    """Run the claims and write `theory.json`, `figures/` and `index.html` to `out`; the JSON, and a table of it.
+    """Run the claims and write `theory.json`, `figures/` and `index.html` to `out`; return the JSON and a table of it.
 
     A folder that already holds something is refused before anything is computed.
     """
     with atomic_folder(out) as folder:
-        results = [Result(claim, finding) for claim, finding in zip(lab.claims, run(lab), strict=True)]
+        results = list(zip(lab.claims, run(lab), strict=True))
         answer = to_json(results, lab)
         write_json(folder / "theory.json", answer)
         pictures = dict(draw(results, folder / "figures"))
-        page = render_page(results, pictures, answer)
-        (folder / "index.html").write_text(page, encoding="utf-8")
-    return answer, "\n".join([table(results), f"{Path(out)}: index.html, theory.json, figures/"])
+        (folder / "index.html").write_text(render_page(answer, pictures), encoding="utf-8")
+    return answer, "\n".join([table(answer), f"{Path(out)}: index.html, theory.json, figures/"])
 
 
 def run(lab: Lab) -> list[Finding]:
-    """The findings, in the order of the claims. Those that take longest are begun first."""
+    """The findings, in the order of the claims. The claims that take longest start first."""
     found: dict[str, Finding] = {}
     names = [claim.name for claim in lab.claims]
-    with progress_bar(len(names)) as advance:
+    with Progress(transient=True) as display:
+        line = display.line("claims", len(names))
         if lab.processes == 1 or len(names) == 1:
             for name in names:
                 found[name] = examine(name, lab.seed, lab.scale)
-                advance(name)
+                line.advance()
         else:
             # Spawned, not forked: the caller may run threads, as JAX does.
             spawn = multiprocessing.get_context("spawn")
@@ -86,7 +84,7 @@ def run(lab: Lab) -> list[Finding]:
                 try:
                     for future in as_completed(pending):
                         found[pending[future]] = future.result()
-                        advance(pending[future])
+                        line.advance()
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
@@ -94,79 +92,41 @@ def run(lab: Lab) -> list[Finding]:
 
 
 def examine(name: str, seed: int, scale: float) -> Finding:
-    """One claim's finding. One thread of linear algebra: sums are added in the same order everywhere."""
+    """One claim's finding. Linear algebra runs in one thread, so that sums are added in the same order everywhere."""
     with threadpool_limits(1):
         return BY_NAME[name].check(generator(seed, name), scale)
 
 
-@contextmanager
-def progress_bar(total: int) -> Iterator[Any]:
-    """Yields a function to call with the name of each claim that is done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
-        task = progress.add_task("claims", total=total)
-        yield lambda name: progress.update(task, advance=1, description=name)
-
-
-def to_json(results: Sequence[Result], lab: Lab) -> dict[str, Any]:
-    claims = [
-        {
-            "name": claim.name,
-            "title": claim.title,
-            "cites": claim.cites,
-            "statement": claim.statement,
-            "amendment": claim.amendment,
-            "verdict": result.verdict,
-            "holds": bool(finding.holds),
-            "instances": finding.instances,
-            "slack": finding.slack,
-            "measure": finding.measure,
-            "numbers": finding.numbers,
-            "counterexample": finding.counterexample,
-        }
-        for result in results
-        for claim, finding in [(result.claim, result.finding)]
-    ]
-    refuted = [result.claim.name for result in results if not result.finding.holds]
+def to_json(results: Results, lab: Lab) -> dict[str, Any]:
+    claims = []
+    for claim, finding in results:
+        words = {name: getattr(claim, name) for name in ("name", "title", "cites", "statement", "amendment")}
+        verdict = ("holds as amended" if claim.amendment else "holds") if finding.holds else "refuted"
+        claims.append({**words, "verdict": verdict, **vars(finding)})
+    refuted = [claim.name for claim, finding in results if not finding.holds]
     settings = {"demosift": version("demosift"), "seed": lab.seed, "scale": lab.scale}
     return plain({**settings, "refuted": refuted, "claims": claims})
 
 
-def plain(value: Any) -> Any:
-    """As JSON has it: NumPy's numbers as Python's, and null for what is not a number."""
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray | list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def draw(results: Iterable[Result], folder: Path) -> Iterator[tuple[str, str]]:
+def draw(results: Results, folder: Path) -> Iterator[tuple[str, str]]:
     """Write each picture as SVG and PNG, and yield it as a part of the page."""
     folder.mkdir()
-    for result in results:
-        claim = result.claim
-        if claim.draw is None:
-            continue
-        with drawing.style(claim.name):
-            figure = claim.draw(result.finding)
-        files = drawing.to_files(figure, claim.name)
+    for claim, finding in results:
+        files = to_files(claim, finding.numbers)
         for suffix, content in files.items():
             (folder / f"{claim.name}.{suffix}").write_bytes(content)
-        yield claim.name, drawing.inline(files["svg"].decode(), claim.name)
+        yield claim.name, inline(files["svg"].decode(), claim.name)
 
 
-def table(results: Sequence[Result]) -> str:
-    """For a terminal: claim, instances, smallest slack, verdict; then what refutes the refuted."""
+def table(answer: Numbers) -> str:
+    """For a terminal: claim, instances, smallest slack, verdict; then a counterexample for each refuted claim."""
     rows = [("claim", "instances", "slack", "verdict")]
-    rows += [(r.claim.name, f"{r.finding.instances:,}", f"{r.finding.slack:.3g}", r.verdict) for r in results]
+    for claim in answer["claims"]:
+        rows.append((claim["name"], number(claim["instances"]), number(claim["slack"], 3), claim["verdict"]))
     first, second, third = (max(len(row[index]) for row in rows) for index in range(3))
     lines = [f"{a:<{first}}  {b:>{second}}  {c:>{third}}  {d}" for a, b, c, d in rows]
     lines.insert(1, "-" * max(map(len, lines)))
-    for result in results:
-        if not result.finding.holds:
-            example = json.dumps(plain(result.finding.counterexample), sort_keys=True)
-            lines.append(f"{result.claim.name} is refuted by {example}")
+    for claim in answer["claims"]:
+        if not claim["holds"]:
+            lines.append(f"{claim['name']} is refuted by {json.dumps(claim['counterexample'], sort_keys=True)}")
     return "\n".join(lines)

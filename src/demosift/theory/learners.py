@@ -1,8 +1,8 @@
 """The exact tabular learners: BC, NBCU and WBCU from counts, and BC over a finite class of policies.
 
-A learner takes the counts of R pairs of datasets and returns R policies. On a state without any weight every one of
-them is uniform, and so everywhere on an empty dataset: that is what the closed forms of the paper do (Equations 2
-and 4), and what makes tabular WBCU and BC the same policy rather than two maximisers of one objective.
+A learner takes the counts of R pairs of datasets and returns R policies. On a state without any weight a policy is
+uniform, and with an empty dataset it is uniform everywhere. The paper's closed forms do the same (Equations 2 and 4);
+this makes tabular WBCU and BC one policy rather than two maximisers of one objective.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def weighted(union: Weights, weight: Weights, delta: float = 0.0) -> Policy:
 def tabular_weights(data: Data) -> Weights:
     """w = c / (1 - c), with the discriminator's closed form c = d^E / (d^E + d^U) (Equations 8 and 9).
 
-    Where the union has no sample neither has the objective, and the weight is zero.
+    Where the union has no sample the weight is zero; the objective has no term there.
     """
     expert, union = empirical(data)
     both = expert + union
@@ -51,16 +51,12 @@ def tabular_weights(data: Data) -> Weights:
 
 def empirical(data: Data) -> tuple[Weights, Weights]:
     """The empirical distributions of the expert's data and of the union; zero where there is no data."""
-    return _frequencies(data.expert), _frequencies(data.union)
-
-
-def _frequencies(counts: Counts) -> Weights:
-    trajectories = counts.sum((-2, -1), keepdims=True)
-    return counts / np.maximum(trajectories, 1)
+    expert, union = (each / np.maximum(each.sum((-2, -1), keepdims=True), 1) for each in (data.expert, data.union))
+    return expert, union
 
 
 def most_likely(counts: Counts, policies: Float[np.ndarray, "P H S A"]) -> Int[np.ndarray, "R"]:
-    """BC over a finite class: the index of the policy with the largest likelihood, the first among equals."""
+    """BC over a finite class: the index of the most likely policy, the first one where several are equally likely."""
     flat = counts.reshape(len(counts), -1).astype(np.float64)
     table = policies.reshape(len(policies), -1).T
     possible = table > 0.0

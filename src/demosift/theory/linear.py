@@ -4,8 +4,8 @@ Its loss (Equation 12) at one time step, over rows i with features phi_i, is
 
     L(theta) = sum_i a_i log(1 + exp(-<phi_i, theta>)) + b_i log(1 + exp(<phi_i, theta>)),
 
-where a_i is the row's share of the expert's data (d^E) and b_i of the union (d^U). An expert row is in both: the union
-holds the expert's data, so no discriminator can win on it. Shape letters: I instances, n rows, d features.
+where a_i is the row's share of the expert's data (d^E) and b_i its share of the union (d^U). An expert row is in both,
+as the union holds the expert's data, so it has both labels. Shape letters: I instances, n rows, d features.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PerInstance = Float[np.ndarray, "I"]
 # A gradient this small, relative to the sum of the rows' pulls that cancel in it, is rounding.
 CONVERGED = 1e-14
 MOST_ITERATIONS = 200
-# Of unit rows, below which Stiemke's system counts as solved. What NNLS leaves by rounding is below 1e-13.
+# Stiemke's system of unit rows counts as solved below this residual. What NNLS leaves by rounding is below 1e-13.
 CERTAIN = 1e-9
 
 
@@ -44,15 +44,11 @@ class Rows:
 
     def __getitem__(self, index: np.ndarray | slice) -> "Rows":
         """Some of the instances."""
-        return Rows(self.features[index], self.expert[index], self.union[index], self.good[index], self.bad[index])
+        return Rows(*(part[index] for part in vars(self).values()))
 
     @property
     def dimension(self) -> int:
         return self.features.shape[-1]
-
-    def scaled(self, by: PerInstance) -> "Rows":
-        """The same instances with longer or shorter features."""
-        return Rows(self.features * by[:, None, None], self.expert, self.union, self.good, self.bad)
 
 
 def dataset(expert: ArrayLike, good: ArrayLike, bad: ArrayLike) -> Rows:
@@ -60,13 +56,8 @@ def dataset(expert: ArrayLike, good: ArrayLike, bad: ArrayLike) -> Rows:
     parts = [np.asarray(part, np.float64).reshape(-1, np.shape(expert)[-1]) for part in (expert, good, bad)]
     sizes = [len(part) for part in parts]
     kind = np.repeat([0, 1, 2], sizes)[None]
-    return Rows(
-        np.concatenate(parts)[None],
-        np.where(kind == 0, 1.0 / max(sizes[0], 1), 0.0),
-        np.full(kind.shape, 1.0 / sum(sizes)),
-        kind < 2,
-        kind == 2,
-    )
+    shares = np.where(kind == 0, 1.0 / max(sizes[0], 1), 0.0), np.full(kind.shape, 1.0 / sum(sizes))
+    return Rows(np.concatenate(parts)[None], *shares, kind < 2, kind == 2)
 
 
 def scores(rows: Rows, theta: Theta) -> Float[np.ndarray, "I n"]:
@@ -87,6 +78,11 @@ def gradient(rows: Rows, theta: Theta) -> Theta:
     return np.einsum("in,ind->id", pull, rows.features)
 
 
+def pulls(rows: Rows) -> PerInstance:
+    """The sum of the rows' pulls, which cancel in the gradient at the minimiser."""
+    return np.einsum("in,ind->i", rows.expert + rows.union, np.abs(rows.features))
+
+
 def curvature(z: np.ndarray) -> np.ndarray:
     """sigmoid'(z), the second derivative of log(1 + exp(z)); even in z, and falling away from zero."""
     return expit(z) * expit(-z)
@@ -104,7 +100,7 @@ def gram(features: Float[np.ndarray, "I n d"], weight: Float[np.ndarray, "I n"])
 
 @dataclass(frozen=True)
 class Minimiser:
-    """Of each instance: `theta` is NaN where the loss has no finite minimiser."""
+    """One for each instance; `theta` is NaN where the loss has no finite minimiser."""
 
     theta: Theta
     finite: Bool[np.ndarray, "I"]
@@ -113,22 +109,22 @@ class Minimiser:
 
 
 def minimise(rows: Rows) -> Minimiser:
-    """The minimiser of the loss, where there is one, by Newton steps from zero, shortened where they have to be.
+    """The minimiser of the loss, where there is one, by Newton steps from zero, shortened where necessary.
 
     A step times ln(1 + m) / m, where m = max_i |<phi_i, step>|, always descends, as the loss is generalised
     self-concordant (|L'''| <= m L'' along the step; Sun and Tran-Dinh 2019). The full step is taken where it descends
     enough, and a small one is as good as full. Where the rows do not span the space the minimiser is the shortest.
     """
     finite = has_minimiser(rows)
-    theta = np.where(finite[:, None], np.zeros((len(rows), rows.dimension)), np.nan)
+    theta = np.tile(np.where(finite, 0.0, np.nan)[:, None], rows.dimension)
     residual = np.where(finite, np.inf, np.nan)
-    pulls = np.einsum("in,ind->i", rows.expert + rows.union, np.abs(rows.features))
+    total = pulls(rows)
+    total[total == 0.0] = 1.0
     left, iterations = np.flatnonzero(finite), 0
     while len(left) and iterations < MOST_ITERATIONS:
         now = rows[left]
         slope = gradient(now, theta[left])
-        size = np.abs(slope).max(-1) / np.where(pulls[left] > 0.0, pulls[left], 1.0)
-        residual[left] = size
+        size = residual[left] = np.abs(slope).max(-1) / total[left]
         step = -_solve(hessian(now, theta[left]), slope)
         reach = np.abs(scores(now, step)).max(-1)
         factor = np.where(reach > 0.0, np.log1p(reach) / np.where(reach > 0.0, reach, 1.0), 1.0)
@@ -156,21 +152,15 @@ def _solve(matrix: Float[np.ndarray, "I d d"], vector: Theta) -> Theta:
 def has_minimiser(rows: Rows) -> Bool[np.ndarray, "I"]:
     """Whether the infimum of the loss is attained.
 
-    It is not if and only if in some direction v no row's term ever rises and one falls: <phi, v> >= 0 on expert rows,
-    <= 0 on union rows, not all zero. A row in both must then have <phi, v> = 0, so rows of D^E that span the space
-    settle it. That D^U spans it (rank(A) = d, Lemma 2) does not: see `recession_direction`.
+    It is not attained if and only if there is a direction v in which no row's term rises and one falls: <phi, v> >= 0
+    on expert rows, <= 0 on union rows, not all zero. A row in both must then have <phi, v> = 0. So there is a minimiser
+    if the rows of D^E span the space; that D^U spans it (rank(A) = d, Lemma 2) is not enough.
     """
     both = (rows.expert > 0.0) & (rows.union > 0.0)
-    held = _rank(rows.features * both[..., None]) == rows.dimension
+    held = np.linalg.matrix_rank(rows.features * both[..., None]) == rows.dimension
     for index in np.flatnonzero(~held):
         held[index] = recession_direction(rows[index : index + 1]) is None
     return held
-
-
-def _rank(features: Float[np.ndarray, "I n d"]) -> np.ndarray:
-    if features.shape[-1] == 1:
-        return (np.abs(features[..., 0]).max(-1) > 0.0).astype(np.int64)
-    return np.linalg.matrix_rank(features)
 
 
 def recession_direction(rows: Rows) -> Float[np.ndarray, "d"] | None:
@@ -178,7 +168,7 @@ def recession_direction(rows: Rows) -> Float[np.ndarray, "d"] | None:
 
     Stiemke's lemma: either B v <= 0, B v != 0 has a solution v, or B^T y = 0 has a solution y > 0. With y = 1 + u,
     u >= 0, the second is a non-negative least squares problem, and its residual r is the certificate of whichever
-    holds: r = 0 is the second, and otherwise v = -r solves the first, by the conditions of optimality for u.
+    holds: if r = 0 it is the second, and otherwise v = -r solves the first, by the optimality conditions for u.
     """
     (features,) = rows.features
     signed = np.concatenate([-features[rows.expert[0] > 0.0], features[rows.union[0] > 0.0]])

@@ -15,39 +15,47 @@ from scipy.optimize import nnls
 
 from demosift.theory.linear import Minimiser, PerInstance, Rows, Theta, curvature, gram, loss, minimise, scores
 
-PIECES = 8  # of the segment from theta* to theta-bar, on each of which the Hessian is bounded from below
+PIECES = 8  # the segment from theta* to theta-bar has this many; on each the Hessian is bounded from below
+
+
+def extremes(rows: Rows, score: Float[np.ndarray, "I n"]) -> tuple[PerInstance, PerInstance]:
+    """The lowest score of a good row and the highest of a bad one; infinite where there is none."""
+    return np.where(rows.good, score, np.inf).min(-1), np.where(rows.bad, score, -np.inf).max(-1)
 
 
 def margin(rows: Rows, theta: Theta) -> PerInstance:
     """Delta(theta). Without a bad row it is infinite, as the maximum over none is."""
+    return np.subtract(*extremes(rows, scores(rows, theta)))
+
+
+def deciding_difference(rows: Rows, theta: Theta) -> Theta:
+    """The worst good row under theta less the worst bad one."""
     z = scores(rows, theta)
-    return np.where(rows.good, z, np.inf).min(-1) - np.where(rows.bad, z, -np.inf).max(-1)
+    every = np.arange(len(rows))
+    good = rows.features[every, np.where(rows.good, z, np.inf).argmin(-1)]
+    return good - rows.features[every, np.where(rows.bad, z, -np.inf).argmax(-1)]
 
 
 def lipschitz(rows: Rows, theta: Theta) -> PerInstance:
     """L of Lemma 1: how far apart the worst good and the worst bad row under theta are. It depends on theta."""
-    z = scores(rows, theta)
-    worst_good = np.where(rows.good, z, np.inf).argmin(-1)
-    worst_bad = np.where(rows.bad, z, -np.inf).argmax(-1)
-    every = np.arange(len(rows))
-    return np.linalg.norm(rows.features[every, worst_good] - rows.features[every, worst_bad], axis=-1)
+    return np.linalg.norm(deciding_difference(rows, theta), axis=-1)
 
 
 @dataclass(frozen=True)
 class MaximumMargin:
-    """theta-bar of each instance: the unit vector of largest margin, NaN where no margin is positive."""
+    """theta-bar for each instance: the unit vector of largest margin, NaN where no margin is positive."""
 
     theta: Theta
     separable: Bool[np.ndarray, "I"]
-    excess: PerInstance  # how much larger any margin could be at most, relative to this one: the duality gap
+    excess: PerInstance  # by how much any margin could exceed this one at most, relative to it: the duality gap
 
 
 def maximum_margin(rows: Rows) -> MaximumMargin:
     """The largest margin over unit vectors is the distance between the hulls of good and of bad rows.
 
-    With G the differences of a good and a bad row each, it is 1 / |x| for the shortest x with G x >= 1, a least
-    distance problem, which is one non-negative least squares problem in the multipliers (Lawson and Hanson 1974,
-    chapter 23). Those also make a point p of the hull of G, and no unit vector has a larger margin than |p|.
+    Let the rows of G be the differences between a good and a bad row. The margin is 1 / |x| for the shortest x with
+    G x >= 1: a least distance problem, which is one non-negative least squares problem in the multipliers (Lawson and
+    Hanson 1974, chapter 23). These also give a point p in the hull of G, and no unit vector has a margin above |p|.
     """
     if rows.dimension == 1:  # there are two unit vectors
         up, down = (margin(rows, np.full((len(rows), 1), sign)) for sign in (1.0, -1.0))
@@ -66,7 +74,7 @@ def maximum_margin(rows: Rows) -> MaximumMargin:
     multiplier, distance = np.zeros(unit.shape[:2]), np.zeros(number)
     for index in range(number):
         multiplier[index], distance[index] = nnls(system[index], target, maxiter=100 * unit.shape[1])
-    # Else the hulls meet, or come as close as a ten-millionth of their size.
+    # Otherwise the hulls meet, or nearly so: they are within a ten-millionth of their size.
     separable = pairs.any((-2, -1)) & (distance > 1e-7)
     residual = np.einsum("idm,im->id", system, multiplier) - target
     x = np.where(separable[:, None], residual[:, :-1], np.nan)
@@ -97,7 +105,7 @@ def _diagonal_tau(rows: Rows, union: np.ndarray, theta_star: Theta, theta_bar: T
     B has a row for every sample of D^E and again one for every sample of D^U.
     """
     times = (rows.expert > 0.0) * 1.0 + (rows.union > 0.0)
-    smallest = np.linalg.eigvalsh(gram(rows.features, times))[:, 0]
+    smallest = _smallest(rows, times)
     steep = np.minimum(curvature(scores(rows, theta_star)), curvature(scores(rows, theta_bar)))
     share = np.minimum(np.where(rows.expert > 0.0, rows.expert, np.inf), np.where(union > 0.0, union, np.inf))
     return np.maximum(smallest, 0.0) * np.where(times > 0.0, steep * share, np.inf).min(-1)
@@ -106,9 +114,9 @@ def _diagonal_tau(rows: Rows, union: np.ndarray, theta_star: Theta, theta_bar: T
 def segment_tau(rows: Rows, theta_star: Theta, theta_bar: Theta) -> PerInstance:
     """The smallest Hessian eigenvalue on the segment between the two, bounded from below.
 
-    Within a short piece of the segment every row's second derivative is at least the smaller one at the piece's ends,
-    as it rises and then falls: the argument of Lemma 2's proof, applied to the rows before eigenvalues are taken. So
-    the Hessian is at least the sum of those.
+    Within a piece of the segment, each row's second derivative is at least the smaller of those at the piece's ends,
+    as it rises and then falls. This is the argument of Lemma 2's proof, applied to the rows before eigenvalues are
+    taken. So the Hessian is at least the sum over rows with those.
     """
     steep = _along(rows, theta_star, theta_bar)
     pieces = (np.minimum(left, right) for left, right in pairwise(steep))
@@ -128,8 +136,8 @@ def _along(rows: Rows, theta_star: Theta, theta_bar: Theta) -> list[Float[np.nda
 
 
 def _smallest(rows: Rows, weight: Float[np.ndarray, "I n"]) -> PerInstance:
-    matrix = gram(rows.features, weight)
-    return matrix[:, 0, 0] if rows.dimension == 1 else np.linalg.eigvalsh(matrix)[:, 0]
+    """The smallest eigenvalue of sum_i weight_i phi_i phi_i^T."""
+    return np.linalg.eigvalsh(gram(rows.features, weight))[:, 0]
 
 
 Tau = Callable[[Rows, Theta, Theta], PerInstance]  # of the rows, theta* and theta-bar
@@ -138,21 +146,22 @@ TAUS: Mapping[str, Tau] = {"printed": proof_tau, "corrected": corrected_tau, "se
 
 @dataclass(frozen=True)
 class Solved:
-    """Instances with both parameters found. Those without a finite minimiser are counted, and left out."""
+    """Instances for which both parameters exist. Those without a finite minimiser are counted and left out."""
 
     rows: Rows
     star: Theta  # what the discriminator's loss leads to
     bar: Theta  # the unit vector of largest margin
     without_minimiser: int
-    unsolved: int  # where the learner left a gradient that is no rounding error; none, unless it is broken
+    unsolved: int  # how often the learner left a gradient above rounding: never, unless it is broken
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def with_length(self, length: PerInstance) -> "Solved":
-        """The same instances with features so long that |theta*| is `length`: longer features, shorter theta*."""
+        """The same instances with features rescaled so that |theta*| is `length`: longer features, shorter theta*."""
         factor = np.linalg.norm(self.star, axis=-1) / length
-        return replace(self, rows=self.rows.scaled(factor), star=self.star / factor[:, None])
+        rows = replace(self.rows, features=self.rows.features * factor[:, None, None])
+        return replace(self, rows=rows, star=self.star / factor[:, None])
 
 
 Learn = Callable[[Rows], Minimiser]

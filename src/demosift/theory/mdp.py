@@ -1,7 +1,7 @@
 """Finite-horizon MDPs whose transitions depend on the step, as arrays; values and occupancies by dynamic programming.
 
 Shape letters: H steps, S states, A actions. A policy is an array [H, S, A] whose last axis sums to one; `...` are any
-leading axes, such as thousands of policies learned from as many datasets, which are valued all at once.
+leading axes, such as thousands of policies learned from as many datasets, all evaluated at once.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class MDP:
 
 
 def q_values(mdp: MDP, policy: Policy) -> Float[np.ndarray, "... H S A"]:
-    """Q_h(s, a): the expected reward from step h on, after taking a in s and following the policy then."""
+    """Q_h(s, a): the expected reward from step h on, after taking a in s and following the policy from then on."""
     values = np.empty(policy.shape)
     flat = mdp.transitions.reshape(mdp.horizon - 1, mdp.num_states * mdp.num_actions, mdp.num_states)
     values[..., -1, :, :] = mdp.rewards[-1]
@@ -75,7 +75,7 @@ def occupancy(mdp: MDP, policy: Policy, initial: Initial | None = None) -> Occup
 
 
 def conditional(mass: Float[np.ndarray, "... A"]) -> Float[np.ndarray, "... A"]:
-    """The policy with this mass on actions: mass(s, a) / mass(s), and uniform on a state without any."""
+    """Mass as probabilities over the last axis: a policy from its mass(s, a). Uniform where there is no mass."""
     total = mass.sum(-1, keepdims=True)
     return np.where(total > 0.0, mass / np.where(total > 0.0, total, 1.0), 1.0 / mass.shape[-1])
 
@@ -91,11 +91,10 @@ def deterministic(actions: np.ndarray, num_actions: int) -> Policy:
 
 
 def optimal(mdp: MDP) -> Policy:
-    """The best deterministic policy; the first action among equals."""
+    """The best deterministic policy; the first action where several are equally good."""
     best = np.empty((mdp.horizon, mdp.num_states), np.int64)
     value = np.zeros(mdp.num_states)
     for step in reversed(range(mdp.horizon)):
-        ahead = mdp.transitions[step] @ value if step + 1 < mdp.horizon else 0.0
-        quality = mdp.rewards[step] + ahead
+        quality = mdp.rewards[step] + (mdp.transitions[step] @ value if step + 1 < mdp.horizon else 0.0)
         best[step], value = quality.argmax(-1), quality.max(-1)
     return deterministic(best, mdp.num_actions)

@@ -1,8 +1,9 @@
 """Which module reads and writes a source: the registry of formats.
 
-A format is one module that gives the parts of a source (`Recording`s, each of whole episodes) and writes a `Dataset`;
-and one entry in `FORMATS`. A source is recognised by its prefix or by what it holds, never by trying to read it all.
-Options follow a path after `::`, as in `demo.hdf5::obs=object,robot0_eef_pos::filter=train`.
+A format is one module, or a folder, and one entry in `FORMATS`. It gives the parts of a source (`Recording`s, each of
+whole episodes), writes a `Dataset` and copies the kept part of a source. `sidecar` is for facts it has no place for.
+A source is recognised by its prefix or by what it holds, never by trying to read it all. Options follow a path after
+`::`, as in `demo.hdf5::obs=object,robot0_eef_pos::filter=train`.
 """
 
 import hashlib
@@ -13,15 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from demosift.data.formats import (
-    hdf5,
-    hdf5_selection,
-    lerobot,
-    minari,
-    npz,
-    robomimic,
-    robomimic_selection,
-)
+from demosift.data.formats import minari, npz, robomimic
+from demosift.data.formats.hdf5.file import SUFFIXES, record_hdf5, write_hdf5
+from demosift.data.formats.hdf5.selection import keep_hdf5
+from demosift.data.formats.lerobot import is_lerobot
 from demosift.data.recording import Recording
 from demosift.types import Dataset, InputError
 
@@ -33,73 +29,63 @@ Part = Callable[[], Recording]
 class Format:
     name: str
     reads: Callable[[str], bool]  # is this place, which may not exist, of this format?
-    writes: Callable[[str], bool]
     parts: Callable[..., Sequence[Part]]  # of a place and its options, in order; reads little before a part is called
     write: Callable[[Dataset, str], None]
     files: Callable[[str], Sequence[Path]]  # what the data consist of
     keep: Callable[..., None]  # place, target, `Selection`, options: the kept part and all that belongs to it
     options: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()  # of the files it writes, where a target needs no prefix
+
+    def writes(self, target: str) -> bool:
+        return Path(target).suffix.lower() in self.suffixes if self.suffixes else target.startswith(f"{self.name}:")
 
 
-def _whole(record: Callable[[str], Recording]) -> Callable[[str], Sequence[Part]]:
-    return lambda place: [lambda: record(place)]
-
-
-def _later(module: str, name: str) -> Callable[..., Any]:
+def _lerobot(module: str, name: str) -> Callable[..., Any]:
     """A function whose module is imported when it is called: a machine that only trains may lack Parquet's library."""
-    return lambda *arguments, **options: getattr(import_module(f"demosift.data.formats.{module}"), name)(
-        *arguments, **options
-    )
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        return getattr(import_module(f"demosift.data.formats.lerobot.{module}"), name)(*arguments, **options)
+
+    return call
 
 
 FORMATS = (
     Format(
-        name="minari",
-        reads=minari.is_minari,
-        writes=minari.is_minari,
-        parts=_whole(minari.record_minari),
-        write=minari.write_minari,
-        files=minari.minari_files,
-        keep=hdf5_selection.keep_minari,
+        "minari",
+        minari.is_minari,
+        lambda place: [lambda: minari.record_minari(place)],
+        minari.write_minari,
+        minari.minari_files,
+        minari.keep_minari,
     ),
     Format(
-        name="lerobot",
-        reads=lerobot.is_lerobot,
-        writes=lambda place: place.startswith(lerobot.PREFIX),
-        parts=_later("lerobot.reading", "lerobot_parts"),
-        write=_later("lerobot.writing", "write_lerobot"),
-        files=_later("lerobot.reading", "lerobot_files"),
-        keep=_later("lerobot.selection", "keep_lerobot"),
+        "lerobot",
+        is_lerobot,
+        _lerobot("reading", "lerobot_parts"),
+        _lerobot("writing", "write_lerobot"),
+        _lerobot("reading", "lerobot_files"),
+        _lerobot("selection", "keep_lerobot"),
         options=("obs",),
     ),
+    Format("npz", npz.is_npz, npz.npz_parts, npz.write_npz, npz.npz_files, npz.keep_npz),
     Format(
-        name="npz",
-        reads=npz.is_npz,
-        writes=lambda place: place.startswith(npz.PREFIX),
-        parts=npz.npz_parts,
-        write=npz.write_npz,
-        files=npz.npz_files,
-        keep=npz.keep_npz,
-    ),
-    Format(
-        name="robomimic",
-        reads=robomimic.is_robomimic,
-        writes=lambda place: place.startswith(robomimic.PREFIX),
-        parts=robomimic.robomimic_parts,
-        write=robomimic.write_robomimic,
-        files=lambda place: [robomimic.locate(place)],
-        keep=robomimic_selection.keep_robomimic,
+        "robomimic",
+        robomimic.is_robomimic,
+        robomimic.robomimic_parts,
+        robomimic.write_robomimic,
+        lambda place: [robomimic.locate(place)],
+        robomimic.keep_robomimic,
         options=("obs", "filter"),
     ),
-    # Last, and for every file: it is the one that can say what a file that is no data is.
+    # Last, and for every file: it is the one that can say what a file without data is.
     Format(
-        name="hdf5",
-        reads=lambda place: not Path(place).is_dir(),
-        writes=lambda place: Path(place).suffix.lower() in hdf5.SUFFIXES,
-        parts=_whole(hdf5.record_hdf5),
-        write=hdf5.write_hdf5,
-        files=lambda place: [Path(place)],
-        keep=hdf5_selection.keep_hdf5,
+        "hdf5",
+        lambda place: not Path(place).is_dir(),
+        lambda place: [lambda: record_hdf5(place)],
+        write_hdf5,
+        lambda place: [Path(place)],
+        keep_hdf5,
+        suffixes=SUFFIXES,
     ),
 )
 
@@ -112,7 +98,7 @@ def split_options(source: Source) -> tuple[str, dict[str, str]]:
     for part in rest:
         name, _, value = part.partition("=")
         if not value:
-            raise InputError(f"{text}: after :: comes NAME=VALUE, not {part!r}")
+            raise InputError(f"{text}: expected NAME=VALUE after ::, not {part!r}")
         options[name] = value
     return place, options
 
@@ -133,13 +119,13 @@ def format_of(source: Source) -> Format:
 
 
 def parts_of(source: Source) -> Sequence[Part]:
-    """What reads each part of a source; `Recording`s made of them still need `check_recording`."""
+    """The functions that read the parts of a source; what they give still needs `check_recording`."""
     place, options = split_options(source)
     return format_of(source).parts(place, **options)
 
 
 def digest_source(source: Source) -> str:
-    """A fingerprint of a source: of the bytes of its files, in order, and of its options. Names may change."""
+    """A fingerprint of the bytes of a source's files, in order, and of its options. Files may be renamed."""
     place, options = split_options(source)
     sha = hashlib.sha256(str(sorted(options.items())).encode())
     for path in format_of(source).files(place):

@@ -1,7 +1,8 @@
 """Minari datasets: read as expert or supplementary data, and written from any dataset.
 
 A source is `minari:ID` (under MINARI_DATASETS_PATH, as Minari itself resolves it) or the path of a dataset's folder.
-Minari's environment specification names code to import; it is read for its id and keyword arguments and never made.
+Minari's environment specification names code to import; only its id and keyword arguments are read, and the environment
+is never made.
 """
 
 import importlib.metadata
@@ -12,15 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 from jaxtyping import Shaped
 
-from demosift.data.actions import ActionMode, Bounds
+from demosift.data.actions import stored_actions
 from demosift.data.checks import check_memory, find_hdf5, one_line, open_hdf5
-from demosift.data.formats.hdf5 import action_bounds, stored_actions
+from demosift.data.formats.hdf5.selection import copy_attributes
+from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording, assemble, check_recording
+from demosift.data.selection import Selection
 from demosift.files import atomic_folder
-from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
+from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -49,28 +53,23 @@ def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     return Path(root, name), name
 
 
-def is_minari(source: str | os.PathLike[str]) -> bool:
-    return os.fspath(source).startswith(PREFIX) or Path(source, "data", "metadata.json").is_file()
+def is_minari(place: str) -> bool:
+    return place.startswith(PREFIX) or Path(place, "data", "metadata.json").is_file()
 
 
-def minari_files(source: str | os.PathLike[str]) -> list[Path]:
-    data = locate(source)[0] / "data"
+def minari_files(place: str) -> list[Path]:
+    return sorted(path for path in _data_folder(place).rglob("*") if path.is_file())
+
+
+def _data_folder(place: str) -> Path:
+    data = locate(place)[0] / "data"
     if not data.is_dir():
-        raise InputError(f"{os.fspath(source)}: no Minari dataset at {data.parent}")
-    return sorted(path for path in data.rglob("*") if path.is_file())
+        raise InputError(f"{place}: no Minari dataset at {data.parent}")
+    return data
 
 
-def read_minari(
-    source: str | os.PathLike[str], actions: ActionMode = "check", max_episode_steps: int | None = None
-) -> Dataset:
-    """Reads a local Minari dataset with flat Box observations and Box or Discrete actions."""
-    return assemble(check_recording(record_minari(source)), actions, max_episode_steps)
-
-
-def record_minari(source: str | os.PathLike[str]) -> Recording:
-    name, data = os.fspath(source), locate(source)[0] / "data"
-    if not data.is_dir():
-        raise InputError(f"{name}: no Minari dataset at {data.parent}")
+def record_minari(name: str) -> Recording:
+    data = _data_folder(name)
     metadata = _read_metadata(name, data)
     bounds, num_actions = _check_spaces(name, metadata)
     names = tuple(map(str, metadata.get("demosift_origin_names", ())))
@@ -85,18 +84,9 @@ def record_minari(source: str | os.PathLike[str]) -> Recording:
         raise InputError(f"{name}: episodes differ in shape or type: {one_line(error)}") from error
     if not columns:
         raise InputError(f"{name}: observations: the set is empty")
-    code = columns.pop(_ORIGIN, None)
-    environment_id, environment_kwargs = _read_environment(name, metadata)
-    return Recording(
-        source=name,
-        origin=None if code is None else Origin(code, names),
-        environment_id=environment_id,
-        environment_kwargs=environment_kwargs,
-        bounds=bounds,
-        num_actions=num_actions,
-        attributes=metadata.get("demosift_attributes", {}),
-        **columns,
-    )
+    environment = _read_environment(name, metadata)
+    facts = Sidecar(*environment, bounds, num_actions, names, metadata.get("demosift_attributes", {}))
+    return facts.recording(name, columns.pop(_ORIGIN, None), **columns)
 
 
 def _read_metadata(name: str, data: Path) -> dict[str, Any]:
@@ -126,22 +116,24 @@ def _check_spaces(name: str, metadata: dict[str, Any]) -> tuple[Bounds | None, i
         except Exception as error:
             raise InputError(f"{name}: {key}: not a space that Minari knows: {one_line(error)}") from error
 
+    def brief(space: "Space") -> str:
+        text = " ".join(str(space).split())
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
     obs_space, action_space = space("observation_space"), space("action_space")
     if not isinstance(obs_space, Box) or len(obs_space.shape) != 1:
-        raise InputError(
-            f"{name}: observations: {_short(obs_space)} is not a flat Box; only vectors of numbers are read"
-        )
+        raise InputError(f"{name}: observations: {brief(obs_space)} is not a flat Box; only vectors are read")
     if isinstance(action_space, Discrete) and action_space.start == 0:
         return None, int(action_space.n)
     if not isinstance(action_space, Box) or len(action_space.shape) != 1:
-        raise InputError(f"{name}: actions: {_short(action_space)} is neither a flat Box nor a Discrete from 0")
+        raise InputError(f"{name}: actions: {brief(action_space)} is neither a flat Box nor a Discrete from 0")
     if not np.isfinite([action_space.low, action_space.high]).all():
         return None, None
     return Bounds(tuple(action_space.low.tolist()), tuple(action_space.high.tolist())), None
 
 
 def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[dict[str, np.ndarray]]:
-    """The stored arrays of each episode; HDF5 directly, so that infos are not read and links not followed."""
+    """The stored arrays of each episode. HDF5 is read directly, so that no infos are read and no links followed."""
     if metadata["data_format"] == "hdf5":
         with open_hdf5(data / "main_data.hdf5") as file:
             num_bytes = 0
@@ -176,7 +168,7 @@ def _rows(
         if length != steps:
             raise InputError(f"{name}: {key}: episode {index} has {len(episode[key])}, for {steps} rewards")
     timeouts = episode["truncations"].astype(bool)
-    timeouts[-1] = True  # a terminal wins over it; an episode that simply stops ends here as well
+    timeouts[-1] = True  # an episode that simply stops ends here too; a terminal takes precedence
     rows = {
         "observations": obs[:-1],
         "actions": actions if discrete else actions.astype(np.float32),
@@ -212,7 +204,7 @@ def write_minari(dataset: Dataset, target: str | os.PathLike[str]) -> None:
     from minari.dataset.minari_storage import MinariStorage
 
     folder, dataset_id = locate(target)
-    bounds = action_bounds(dataset) or Bounds((-1.0,) * dataset.action_dim, (1.0,) * dataset.action_dim)
+    bounds = dataset.bounds or Bounds((-1.0,) * dataset.action_dim, (1.0,) * dataset.action_dim)
     if dataset.discrete:
         action_space = Discrete(dataset.action_dim)
     else:
@@ -220,7 +212,7 @@ def write_minari(dataset: Dataset, target: str | os.PathLike[str]) -> None:
     metadata: dict[str, Any] = {
         "dataset_id": dataset_id,
         "minari_version": importlib.metadata.version("minari"),
-        "demosift_attributes": {k: v for k, v in dataset.attributes.items() if k != "action_bounds"},
+        "demosift_attributes": dict(dataset.attributes),
     }
     if dataset.origin is not None:
         metadata["demosift_origin_names"] = list(dataset.origin.names)
@@ -287,6 +279,26 @@ def _is_id(name: str) -> bool:
     return match is not None and match["version"] is not None
 
 
-def _short(space: "Space") -> str:
-    text = one_line(Exception(space))
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def keep_minari(place: str, target: str, selection: Selection) -> None:
+    """The kept part of a Minari dataset. Whole episodes of HDF5 storage keep whatever was recorded with them.
+
+    A stretch of single steps becomes an episode that holds only what demosift reads.
+    """
+    source, (folder, dataset_id) = locate(place)[0] / "data", locate(target)
+    metadata = json.loads((source / "metadata.json").read_text(encoding="utf-8"))
+    if not selection.whole or metadata["data_format"] != "hdf5":
+        return write_minari(selection.apply(assemble(check_recording(record_minari(place)))), target)
+    lengths = selection.lengths[selection.episodes]
+    metadata |= {"dataset_id": dataset_id, "total_episodes": len(lengths), "total_steps": int(lengths.sum())}
+    main = source / "main_data.hdf5"
+    with open_hdf5(main) as file, atomic_folder(folder, num_bytes=main.stat().st_size) as temporary:
+        (temporary / "data").mkdir()
+        with h5py.File(temporary / "data" / "main_data.hdf5", "w") as copy:
+            copy_attributes(file, copy)
+            # Episodes without a step are not part of the dataset.
+            stored = [i for i in range(len(file)) if len(file[f"episode_{i}/rewards"]) > 0]  # pyright: ignore
+            for new, old in enumerate(selection.episodes):
+                file.copy(f"episode_{stored[old]}", copy, name=f"episode_{new}")
+                copy[f"episode_{new}"].attrs["id"] = new
+        (temporary / "data" / "metadata.json").write_text(json.dumps(metadata, indent=2), encoding="utf-8")
+    return None

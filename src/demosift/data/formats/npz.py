@@ -2,7 +2,7 @@
 
 Files are taken in natural order (`episode_2` before `episode_10`). Their arrays have the native file's names;
 `observations` may hold one row more than `actions`, the state after the last step. An optional `demosift.json` in the
-folder tells what holds for all of them. Object arrays are pickles and refused.
+folder holds facts about all of them. Object arrays are pickles and are refused.
 """
 
 import os
@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from demosift.data.actions import stored_actions
 from demosift.data.checks import check_memory, check_numeric, one_line, recognise
-from demosift.data.formats.hdf5 import stored_actions
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows
 from demosift.data.selection import Run, Selection
 from demosift.files import atomic_folder
-from demosift.types import Dataset, InputError, Origin
+from demosift.types import Dataset, InputError
 
 PREFIX = "npz:"
 
@@ -38,7 +38,7 @@ def is_npz(place: str) -> bool:
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
-    """Sorts numbers inside names by their value."""
+    """A sort key that compares the numbers inside names by value."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -56,21 +56,17 @@ def npz_parts(place: str) -> Sequence[partial[Recording]]:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every numeric array of one `.npz` file. Never unpickles: an array of objects is refused by name."""
+    """Every array of one `.npz` file. Nothing is unpickled: an array of objects is refused by name."""
     try:
         if not zipfile.is_zipfile(path):
-            with path.open("rb") as file:
-                kind = recognise(path) if file.read(1) else "empty"
-            refusal = " and is never unpickled" if kind == "a pickle" else ""
-            raise InputError(f"{path}: not a whole .npz file: it is {kind}{refusal}")
+            raise InputError(f"{path}: not a whole .npz file: it is {recognise(path)}")
         with zipfile.ZipFile(path) as archive:
             check_memory(str(path), sum(entry.file_size for entry in archive.infolist()))
         with np.load(path, allow_pickle=False) as stored:
             return {key: _read_array(path, stored, key) for key in stored.files}
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot read: {os.strerror(error.errno) if error.errno else one_line(error)}"
-        ) from error
+        reason = os.strerror(error.errno) if error.errno else one_line(error)
+        raise InputError(f"{path}: cannot read: {reason}") from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{path}: damaged .npz file: {one_line(error)}") from error
 
@@ -108,14 +104,12 @@ def _record_episode(path: Path, sidecar: Sidecar) -> Recording:
     if terminals.ndim == 0:  # of the last step
         arrays["terminals"] = np.concatenate([np.zeros(steps - 1, terminals.dtype), terminals.reshape(1)])
     arrays["timeouts"] = np.array(arrays.get("timeouts", np.zeros(steps, bool)))
-    arrays["timeouts"][-1:] = 1  # a file is an episode; a terminal wins over it
-    code = arrays.pop("origin", None)
-    origin = Origin(code, sidecar.origin_names) if code is not None and sidecar.origin_names else None
-    return Recording(source=str(path), origin=origin, **arrays, **sidecar.of_all())
+    arrays["timeouts"][-1:] = 1  # a file is an episode; a terminal takes precedence
+    return sidecar.recording(str(path), arrays.pop("origin", None), **arrays)
 
 
 def keep_npz(place: str, target: str, selection: Selection) -> None:
-    """The kept episodes, files as they are; where single steps go, a file per stretch of kept ones.
+    """The files of kept episodes; where single steps are dropped, a file per stretch of kept ones.
 
     Every array with an entry per step, or per state, is cut; `next_observations` is written where the last state of a
     stretch would be lost.

@@ -1,15 +1,16 @@
 """robomimic files: HDF5 with a group per demonstration, `data/demo_N`, read and written without robomimic.
 
 A demonstration is an episode. Its observations are several arrays under `obs`; the low-dimensional ones (one or two
-axes) are joined in sorted order of their names, or those of the option `obs` in its order. Images are passed over and
-named in the attribute `skipped_obs_keys`. The option `filter` reads the demonstrations of a filter key, `mask/NAME`.
+axes) are joined in sorted order of their names, or those that the option `obs` names, in its order. Images are
+skipped and listed in the attribute `skipped_obs_keys`. The option `filter` reads the demonstrations of `mask/NAME`.
 
 `dones` is 1 where the task is solved, where the demonstration ends, or both, depending on how a file was made. So it
-never cuts a demonstration: at its last row it says terminal, elsewhere it is passed over.
+never cuts a demonstration: at the last row it marks a terminal state, elsewhere it is ignored.
 """
 
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,19 +19,21 @@ from typing import Any
 import h5py
 import numpy as np
 
-from demosift.data.checks import check_memory, find_hdf5, one_line, open_hdf5
-from demosift.data.formats.hdf5 import read_rows
+from demosift.data.checks import check_memory, enter_hdf5, find_hdf5, one_line, open_hdf5
+from demosift.data.formats.hdf5.file import read_rows
+from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar, describe, observation_keys, parse_sidecar
-from demosift.data.recording import Recording
+from demosift.data.recording import Recording, check_recording, followed_rows
+from demosift.data.selection import Run, Selection
 from demosift.files import atomic_write
-from demosift.types import Dataset, InputError, Origin
+from demosift.types import Dataset, InputError
 
 PREFIX = "robomimic:"
 SIDECAR_ATTRIBUTE = "demosift"
 
 _ORIGIN = "infos/origin"
-_GYM = 2  # robomimic's number for Gym environments; those of others are no Gymnasium ids
-_DEFAULT_KEY = "flat"  # as robomimic's own conversion of D4RL names it
+_GYM = 2  # robomimic's number for Gym environments; names of other kinds are not Gymnasium ids
+_DEFAULT_KEY = "flat"  # the name that robomimic's own conversion of D4RL uses
 
 
 def locate(place: str) -> Path:
@@ -47,7 +50,7 @@ def is_robomimic(place: str) -> bool:
             link = file.get("data", getlink=True)
             return isinstance(link, h5py.HardLink) and isinstance(file["data"], h5py.Group)
     except (OSError, RuntimeError, KeyError, ValueError):
-        return False  # whoever reads it as a native file says what is wrong
+        return False  # reading it as a native file will say what is wrong
 
 
 def robomimic_parts(place: str, obs: str | None = None, filter: str | None = None) -> Sequence[partial[Recording]]:
@@ -75,8 +78,7 @@ def list_demos(file: h5py.File) -> list[str]:
     for name in names:
         if not re.fullmatch(r"demo_\d+", name):
             raise InputError(f"{file.filename}: data/{name}: not a demonstration, which is called demo_0, demo_1, ...")
-        if not isinstance(data.get(name, getlink=True), h5py.HardLink):
-            raise InputError(f"{file.filename}: data/{name}: is a link to data elsewhere; store the data itself")
+        enter_hdf5(data, name)
     return sorted(names, key=lambda name: int(name[5:]))
 
 
@@ -149,9 +151,8 @@ def _record_demo(
         if steps == 0 or stated != steps:
             raise InputError(f"{source}: actions: has {steps} rows, num_samples says {stated}")
         observations, widths = _join(source, "obs", keys, steps, read)
-        following = None
-        if f"{base}/next_obs" in file:
-            following, _ = _join(source, "next_obs", keys, steps, read)
+        has_next = f"{base}/next_obs" in file
+        following = _join(source, "next_obs", keys, steps, read)[0] if has_next else None
         dones, rewards = read("dones"), read("rewards")
         code = read(_ORIGIN) if environment.origin_names else None
     last = np.arange(steps) == steps - 1
@@ -160,22 +161,19 @@ def _record_demo(
     terminal = np.zeros(steps, bool) if dones is None else dones.reshape(steps, -1).any(axis=1) & last
     if actions.dtype.kind == "f" and environment.bounds is not None:
         actions = environment.bounds.from_unit(actions)
-    fixed = environment.of_all()
-    fixed["attributes"] = dict(environment.attributes)
-    if keys != [_DEFAULT_KEY]:
-        fixed["attributes"]["obs_keys"] = widths
+    attributes: dict[str, Any] = {} if keys == [_DEFAULT_KEY] else {"obs_keys": widths}
     if skipped:
-        fixed["attributes"]["skipped_obs_keys"] = skipped
-    return Recording(
-        source=source,
+        attributes["skipped_obs_keys"] = skipped
+    return environment.recording(
+        source,
+        code,
+        attributes,
         observations=observations,
         actions=actions,
         terminals=terminal,
         rewards=rewards,
         next_observations=following,
         timeouts=last,
-        origin=None if code is None else Origin(code, environment.origin_names),
-        **fixed,
     )
 
 
@@ -210,7 +208,7 @@ def _read_environment(path: Path, stored: Mapping[str, Any]) -> Sidecar:
 def write_robomimic(dataset: Dataset, target: str) -> None:
     """Writes a robomimic file: a demonstration per episode, its `dones` 1 at terminals.
 
-    Actions are written in [-1, 1], as robomimic expects them; the environment's bounds are kept beside.
+    Actions are written in [-1, 1], as robomimic expects them, and the environment's bounds as an attribute.
     """
     transitions, attributes = dataset.transitions, dataset.attributes
     widths = observation_keys(dataset, _DEFAULT_KEY)
@@ -244,3 +242,71 @@ def write_robomimic(dataset: Dataset, target: str) -> None:
                 arrays[_ORIGIN] = dataset.origin.code[rows]
             for key, array in arrays.items():
                 demo.create_dataset(key, data=array, track_times=False)
+
+
+def keep_robomimic(place: str, target: str, selection: Selection, **options: str) -> None:
+    """Kept demonstrations with all their arrays, images too.
+
+    Whole ones keep their names, so that filter keys still hold. Where single steps are dropped, every stretch becomes a
+    demonstration with a new number and the old name in its attribute `source_demo`, and `next_obs` is written even if
+    the file had none.
+    """
+    path = locate(place)
+    demos = list_episodes(place, **options)
+    names: dict[str, list[str]] = {}
+    with (
+        open_hdf5(path) as file,
+        atomic_write(locate(target), path.stat().st_size) as temporary,
+        h5py.File(temporary, "w") as copy,
+    ):
+        copy_attributes(file, copy)
+        data = copy.create_group("data")
+        copy_attributes(file["data"], data)
+        total = 0
+        for number, run in enumerate(selection.runs()):
+            old = demos[run.episode]
+            new = old if selection.whole else f"demo_{number}"
+            total += _copy_demo(file[f"data/{old}"], data.create_group(new), run, selection.whole)
+            names.setdefault(old, []).append(new)
+            if not selection.whole:
+                data[new].attrs["source_demo"] = old
+        data.attrs["total"] = total
+        mask = file.get("mask")
+        for key in mask if isinstance(mask, h5py.Group) else ():
+            kept = [new for old in read_filter_key(file, str(key)) for new in names.get(old, ())]
+            copy.create_dataset(f"mask/{key}", data=np.array(kept, "S"))
+
+
+def list_episodes(place: str, **options: str) -> list[str]:
+    """The demonstration of each episode that `read_dataset` gives: those with a row whose successor is known."""
+    parts = (check_recording(read()) for read in robomimic_parts(place, **options))
+    return [part.source.rpartition("/")[2] for part in parts if followed_rows(part).any()]
+
+
+def _copy_demo(source: Any, target: h5py.Group, run: Run, whole: bool) -> int:
+    """One demonstration or a stretch of it; how many rows it has."""
+    steps = len(source["actions"])
+    wanted = np.arange(steps) if whole else np.arange(run.start, run.stop)
+    copy_tree(source, target, steps, wanted)
+    target.attrs["num_samples"] = len(wanted)
+    if not whole and "next_obs" not in source:
+        # A last step that is terminal has no successor: its own state stands in, as in a native file.
+        following = np.minimum(wanted + 1, steps - 1)
+        copy_tree(source["obs"], target.create_group("next_obs"), steps, following)
+    return len(wanted)
+
+
+def write_filter_key(place: str, target: str, name: str, selection: Selection, **options: str) -> None:
+    """A copy of the file in which `mask/NAME` lists the kept demonstrations."""
+    path, destination = locate(place), locate(target)
+    if not name or "/" in name:
+        raise InputError(f"{name!r}: not a name for a filter key")
+    demos = list_episodes(place, **options)
+    kept = [demos[episode] for episode in selection.episodes]
+    with open_hdf5(path) as file:
+        if "mask" in file and name in file["mask"]:  # pyright: ignore[reportOperatorIssue]
+            raise InputError(f"{path}: mask/{name}: the file has this filter key already; choose another name")
+    with atomic_write(destination, path.stat().st_size + 65536) as temporary:
+        shutil.copyfile(path, temporary)
+        with h5py.File(temporary, "r+") as copy:
+            copy.create_dataset(f"mask/{name}", data=np.array(kept, "S"))

@@ -1,19 +1,21 @@
-"""What formats of other makers have no place for, as JSON: environment, bounds, origin's names, attributes.
+"""Facts that hold for every row: environment, action bounds, names of origins, attributes.
 
-A file of its own in a folder, an attribute in a robomimic file. Their own libraries pass over it.
+The native file keeps them as attributes. Other formats have no place for them, so they are JSON: a file of its own in a
+folder, an attribute in a robomimic file. The libraries of those formats ignore it.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from demosift.data.actions import Bounds
+import numpy as np
+
 from demosift.data.checks import one_line
-from demosift.data.formats.hdf5 import action_bounds
+from demosift.data.recording import Recording
 from demosift.files import write_json
-from demosift.types import Dataset, InputError
+from demosift.types import Bounds, Dataset, InputError, Origin
 
 SIDECAR = "demosift.json"
 
@@ -27,36 +29,67 @@ class Sidecar:
     origin_names: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
-    def of_all(self) -> dict[str, Any]:
-        """The fields of a `Recording` that are the same in every part."""
-        names = ("environment_id", "environment_kwargs", "bounds", "num_actions", "attributes")
-        return {name: getattr(self, name) for name in names}
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> Self:
+        """Raises ValueError, TypeError or AttributeError where the content is not what demosift writes."""
+        num_actions, environment_id = content.get("num_actions"), content.get("env_id")
+        if num_actions is not None and not (isinstance(num_actions, int | np.integer) and num_actions > 0):
+            raise ValueError(f"num_actions: {num_actions!r} is not a positive integer")
+        return cls(
+            None if environment_id is None else str(environment_id),
+            dict(content.get("env_kwargs", {})),
+            _parse_bounds(content.get("action_low"), content.get("action_high")),
+            None if num_actions is None else int(num_actions),
+            tuple(map(str, content.get("origin_names", ()))),
+            dict(content.get("attributes", {})),
+        )
+
+    def recording(
+        self, source: str, code: np.ndarray | None = None, attributes: Mapping[str, Any] | None = None, /, **arrays: Any
+    ) -> Recording:
+        """Arrays of rows with these facts. Origin codes without names mean nothing and are left out."""
+        return Recording(
+            source=source,
+            origin=Origin(code, self.origin_names) if code is not None and self.origin_names else None,
+            environment_id=self.environment_id,
+            environment_kwargs=self.environment_kwargs,
+            bounds=self.bounds,
+            num_actions=self.num_actions,
+            attributes={**self.attributes, **(attributes or {})},
+            **arrays,
+        )
+
+
+def _parse_bounds(low: Any, high: Any) -> Bounds | None:
+    if all(side is None for side in (low, high)):
+        return None
+    try:
+        low, high = np.atleast_1d(low).astype(np.float64), np.atleast_1d(high).astype(np.float64)
+        if low.ndim == 1 and low.shape == high.shape and np.isfinite([low, high]).all() and (low <= high).all():
+            return Bounds(tuple(low.tolist()), tuple(high.tolist()))
+    except (TypeError, ValueError):
+        pass
+    raise ValueError("action_low, action_high: not two equally long lists of numbers, low below high")
 
 
 def observation_keys(dataset: Dataset, default: str, prefix: str = "") -> dict[str, int]:
-    """The observation's parts and their columns, as the file it was read from had them, under names with a prefix.
+    """The parts of an observation and their widths, as in the file it was read from, under names with a prefix.
 
-    Readers join parts in sorted order. Where that is not the order of the columns, or nothing is known, it is one part.
+    Readers join parts in sorted order. Where columns have another order, or nothing is known, there is one part.
     """
     stated = dataset.attributes.get("obs_keys")
     if isinstance(stated, dict):
         named = {key if key.startswith(prefix) else f"{prefix}.{key}": width for key, width in stated.items()}
         whole = all(isinstance(width, int) and width > 0 for width in named.values())
-        if (
-            whole
-            and sum(named.values()) == dataset.obs_dim
-            and list(named) == sorted(named)
-            and "/" not in "".join(named)
-        ):
+        usable = list(named) == sorted(named) and "/" not in "".join(named)
+        if whole and usable and sum(named.values()) == dataset.obs_dim:
             return named
     return {default: dataset.obs_dim}
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    bounds, environment = action_bounds(dataset), dataset.environment
-    content: dict[str, Any] = {
-        "attributes": {key: value for key, value in dataset.attributes.items() if key != "action_bounds"}
-    }
+    bounds, environment = dataset.bounds, dataset.environment
+    content: dict[str, Any] = {"attributes": dict(dataset.attributes)}
     if environment is not None:
         content |= {"env_id": environment.id, "env_kwargs": dict(environment.kwargs)}
     if bounds is not None:
@@ -73,7 +106,6 @@ def write_sidecar(path: Path, dataset: Dataset) -> None:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """What the file says, and nothing where there is none."""
     if not path.is_file():
         return Sidecar()
     try:
@@ -84,23 +116,6 @@ def read_sidecar(path: Path) -> Sidecar:
 
 def parse_sidecar(source: str, text: str | bytes) -> Sidecar:
     try:
-        content = json.loads(text)
-        low, high = content.get("action_low"), content.get("action_high")
-        bounds = None
-        if low is not None:
-            bounds = Bounds(tuple(map(float, low)), tuple(map(float, high)))
-            if len(bounds.low) != len(bounds.high) or not all(a <= b for a, b in zip(*bounds, strict=True)):
-                raise ValueError("action_low and action_high are not two equally long lists, low below high")
-        num_actions, environment_id = content.get("num_actions"), content.get("env_id")
-        if num_actions is not None and (not isinstance(num_actions, int) or num_actions < 1):
-            raise ValueError(f"num_actions: {num_actions!r} is not a positive integer")
-        return Sidecar(
-            None if environment_id is None else str(environment_id),
-            dict(content.get("env_kwargs", {})),
-            bounds,
-            num_actions,
-            tuple(map(str, content.get("origin_names", ()))),
-            dict(content.get("attributes", {})),
-        )
+        return Sidecar.parse(json.loads(text))
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{source}: not what demosift writes: {one_line(error)}") from error

@@ -1,29 +1,17 @@
 """The paper's claims, each with its check and its picture, in the paper's order."""
 
-from demosift.theory.claim import Claim
 from demosift.theory.claims import (
-    bias,
     cloning,
     coverage,
-    linear_wbcu,
-    lower_bound,
-    mixture,
+    landscape,
+    nbcu,
     policy_class,
     positive,
-    samples,
-    weighted,
+    separation,
+    weights,
+    worked_example,
 )
 
-CLAIMS: tuple[Claim, ...] = (
-    *cloning.CLAIMS,
-    *mixture.CLAIMS,
-    *lower_bound.CLAIMS,
-    *coverage.CLAIMS,
-    *samples.CLAIMS,
-    *bias.CLAIMS,
-    *weighted.CLAIMS,
-    *linear_wbcu.CLAIMS,
-    *positive.CLAIMS,
-    *policy_class.CLAIMS,
-)
+MODULES = (cloning, nbcu, coverage, weights, landscape, separation, worked_example, positive, policy_class)
+CLAIMS = tuple(claim for module in MODULES for claim in module.CLAIMS)
 BY_NAME = {claim.name: claim for claim in CLAIMS}

@@ -4,16 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
-from demosift.theory import drawing
-from demosift.theory.claim import Claim, Finding
+from demosift.theory.claim import Claim, Finding, Numbers, Tightest
+from demosift.theory.drawing import COLOURS, INK, PALETTE, SOFT
 from demosift.theory.gap import scaled
 from demosift.theory.linear import PerInstance, Rows, Theta, dataset, loss, minimise, recession_direction
 from demosift.theory.margin import (
     TAUS,
     Learn,
     Tau,
+    deciding_difference,
     growth,
     lipschitz,
     margin,
@@ -22,15 +23,15 @@ from demosift.theory.margin import (
     segment_tau_from_above,
     solve,
 )
-from demosift.theory.separable import Family, log_uniform
+from demosift.theory.separable import Family, example, log_uniform
 
-ROUNDING = 1e-10  # of a ratio of differences, none of which is below a hundredth of what it is the difference of
-NEAREST = 1e-2  # theta* and theta-bar closer than this have losses too close to compare in double precision
+ROUNDING = 1e-10  # in a ratio of differences, none of which is below a hundredth of the numbers it is taken from
+NEAREST = 1e-2  # if theta* and theta-bar are closer, their losses are too close to compare in double precision
 MODEST = Family(length=(0.3, 3.0))
 
 
 def describe(rows: Rows, index: int) -> dict[str, Any]:
-    """An instance in numbers that a reader can type in again."""
+    """An instance in numbers that a reader can type in."""
     features, expert = rows.features[index], rows.expert[index] > 0.0
     parts = {"expert": expert, "good": rows.good[index] & ~expert, "bad": rows.bad[index]}
     return {name: features[mask].tolist() for name, mask in parts.items()}
@@ -39,52 +40,35 @@ def describe(rows: Rows, index: int) -> dict[str, Any]:
 def check_lipschitz(
     rng: np.random.Generator, scale: float, constant: Callable[[Rows, Theta], PerInstance] = lipschitz
 ) -> Finding:
-    """Random theta, and theta moved from theta-bar straight against the rows that decide the margin: the worst case."""
-    used, pairs, instances = [], 0, 0
-    worst, counterexample = -np.inf, None
+    """Random theta, and theta moved from theta-bar straight against the rows that decide its margin: the worst case."""
+    used, pairs, instances, tightest = [], 0, 0, Tightest()
     for dimension in (1, 2, 3, 4):
         rows = Family().draw(rng, scaled(4000, scale), dimension)
         bar = maximum_margin(rows).theta
         for attempt in range(8):
             theta = rng.normal(size=bar.shape) * log_uniform(rng, (0.1, 10.0), len(rows))[:, None]
             if attempt % 2:
-                theta = bar - _decisive_difference(rows, bar) * log_uniform(rng, (0.03, 3.0), len(rows))[:, None]
-            drop = margin(rows, bar) - margin(rows, theta)
-            allowed = constant(rows, theta) * np.linalg.norm(bar - theta, axis=-1)
-            ratio = drop / allowed
-            instances += len(rows)
+                decisive = deciding_difference(rows, bar)
+                decisive /= np.linalg.norm(decisive, axis=-1, keepdims=True)
+                theta = bar - decisive * log_uniform(rng, (0.03, 3.0), len(rows))[:, None]
+            allowed, reached = constant(rows, theta), margin(rows, theta)
+            ratio = (margin(rows, bar) - reached) / (allowed * np.linalg.norm(bar - theta, axis=-1))
             other = rng.permutation(theta)
-            rise = margin(rows, theta) - margin(rows, other)
-            pairs += int(np.sum(rise > constant(rows, theta) * np.linalg.norm(other - theta, axis=-1)))
+            pairs += int(np.sum(reached - margin(rows, other) > allowed * np.linalg.norm(other - theta, axis=-1)))
+            instances += len(rows)
             used.append(ratio)
-            if ratio.max() > worst:
-                index, worst = int(ratio.argmax()), float(ratio.max())
-                counterexample = {**describe(rows, index), "bar": bar[index].tolist(), "theta": theta[index].tolist()}
-    holds = worst <= 1.0 + ROUNDING
-    counts, edges = np.histogram(np.concatenate(used), bins=np.linspace(-1.0, 1.0 + 1e-9, 61))
+            worst = int(ratio.argmax())
+            at = {"bar": bar[worst].tolist(), "theta": theta[worst].tolist()}
+            tightest.see(1.0 + ROUNDING - float(ratio[worst]), **describe(rows, worst), **at)
+    ratios = np.concatenate(used)
+    counts, edges = np.histogram(ratios, bins=np.linspace(-1.0, 1.0 + 1e-9, 61))
     numbers = {
-        "largest_ratio": worst,
+        "largest_ratio": float(ratios.max()),
         "no_common_constant": pairs / instances,  # how often L at theta does not bound a rise towards theta
         "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
         "slice": _slice(),
     }
-    return Finding(
-        holds,
-        instances,
-        1.0 + ROUNDING - worst,
-        "1 + 1e-10 - (drop of the margin) / (L x distance)",
-        numbers,
-        None if holds else counterexample,
-    )
-
-
-def _decisive_difference(rows: Rows, theta: Theta) -> Theta:
-    """The difference of the worst good and the worst bad row under theta, at length one."""
-    z = np.einsum("ind,id->in", rows.features, theta)
-    every = np.arange(len(rows))
-    good = rows.features[every, np.where(rows.good, z, np.inf).argmin(-1)]
-    bad = rows.features[every, np.where(rows.bad, z, -np.inf).argmax(-1)]
-    return (good - bad) / np.linalg.norm(good - bad, axis=-1, keepdims=True)
+    return tightest.finding(instances, "1 + 1e-10 - (drop of the margin) / (L x distance)", numbers)
 
 
 def _slice() -> dict[str, Any]:
@@ -101,30 +85,26 @@ def _slice() -> dict[str, Any]:
     return {"along": along.tolist(), "margin": values, "bound": bounds}
 
 
-def draw_lipschitz(finding: Finding) -> Figure:
-    figure, (left, right) = drawing.panels(2)
-    part = finding.numbers["slice"]
-    left.fill_between(part["along"], part["bound"], part["margin"], color=drawing.COLOURS["bound"], alpha=0.12, lw=0)
-    left.plot(part["along"], part["margin"], color=drawing.COLOURS["wbcu-linear"], label="margin Δ(θ)")
-    left.plot(part["along"], part["bound"], "--", color=drawing.COLOURS["bound"], label="Δ(θ̄) - L ‖θ̄ - θ‖")
+def draw_lipschitz(numbers: Numbers, left: Axes, right: Axes) -> None:
+    part, histogram = numbers["slice"], numbers["histogram"]
+    left.fill_between(part["along"], part["bound"], part["margin"], color=COLOURS["bound"], alpha=0.12, lw=0)
+    left.plot(part["along"], part["margin"], color=COLOURS["wbcu-linear"], label="margin Δ(θ)")
+    left.plot(part["along"], part["bound"], "--", color=COLOURS["bound"], label="Δ(θ̄) - L ‖θ̄ - θ‖")
     left.set(xlabel="distance of θ from θ̄, along a line", title="One instance in the plane")
     left.legend(loc="lower center")
-    histogram = finding.numbers["histogram"]
-    right.stairs(histogram["counts"], histogram["edges"], fill=True, color=drawing.COLOURS["wbcu-linear"], alpha=0.75)
-    right.axvline(1.0, color=drawing.COLOURS["bound"], ls="--")
+    right.stairs(histogram["counts"], histogram["edges"], fill=True, color=COLOURS["wbcu-linear"], alpha=0.75)
+    right.axvline(1.0, color=COLOURS["bound"], ls="--")
     right.set_yscale("log")
     right.set(xlabel="drop of the margin / (L x distance)", ylabel="cases", title="All cases; the lemma allows 1")
-    return figure
 
 
 def check_growth(
     rng: np.random.Generator, scale: float, taus: Mapping[str, Tau] = TAUS, learn: Learn = minimise
 ) -> Finding:
-    """For each tau, by how much the loss grows faster than tau / 2 times the squared distance."""
+    """For each tau, how much faster the loss grows than tau / 2 times the squared distance."""
     shares: dict[str, list[np.ndarray]] = {name: [] for name in taus}
-    least = dict.fromkeys(taus, np.inf)
+    tightest = {name: Tightest() for name in taus}
     without, unsolved, near, width, instances = {}, 0, 0, 0.0, 0
-    counterexample = None
     for dimension in (1, 2, 3):
         drawn = scaled(8000, scale)
         found = solve(MODEST.draw(rng, drawn, dimension), learn)
@@ -142,16 +122,14 @@ def check_growth(
             shares[name].append(value / grown)
             index = int(np.argmax(value / grown))
             room = float(grown[index] / value[index] - 1.0) if value.min() > 0.0 else -1.0
-            if room < least[name]:
-                least[name] = room
-                if room < -ROUNDING and counterexample is None:
-                    at = {"star": star[index].tolist(), "bar": bar[index].tolist()}
-                    counterexample = {**describe(rows, index), **at, "tau": name}
-    slack = min(least.values())
+            at = {"star": star[index].tolist(), "bar": bar[index].tolist(), "tau": name}
+            tightest[name].see(room, **describe(rows, index), **at)
+    worst = min(tightest.values(), key=lambda each: each.room)
+    slack = worst.room + ROUNDING
     edges = np.linspace(-4.0, 0.0 + 1e-9, 61)
     logs = {name: np.log10(np.maximum(np.concatenate(share), 1e-300)) for name, share in shares.items()}
     numbers = {
-        "least_room": least,
+        "least_room": {name: each.room for name, each in tightest.items()},
         "median_share": {name: float(10.0 ** np.median(log)) for name, log in logs.items()},
         "without_minimiser": without,
         "unsolved": unsolved,
@@ -163,8 +141,8 @@ def check_growth(
         "slice": _parabolas(),
     }
     measure = "growth of the loss / (tau/2 x distance squared) - 1 + 1e-10"
-    holds = slack >= -ROUNDING and not unsolved
-    return Finding(holds, instances, slack + ROUNDING, measure, numbers, counterexample)
+    counterexample = worst.instance if slack < 0.0 else None
+    return Finding(slack >= 0.0 and not unsolved, instances, slack, measure, numbers, counterexample)
 
 
 def _full_rank_without_minimiser() -> dict[str, Any]:
@@ -183,74 +161,69 @@ def _full_rank_without_minimiser() -> dict[str, Any]:
 
 def _parabolas() -> dict[str, Any]:
     """The loss of Example 1 along the line through theta* and theta-bar, and each tau's bound on it."""
-    rows = dataset([[0.0, 1.0], [-1.0, 0.0]], [[-0.5, 0.0]], [[0.0, -0.5]])
+    rows = example()
     star, bar = minimise(rows).theta, maximum_margin(rows).theta
     along = np.linspace(-0.4, 1.4, 73)
     squared = np.sum((bar - star) ** 2)
     lowest = loss(rows, star)[0]
+    bounds = {name: lowest + tau(rows, star, bar)[0] / 2.0 * squared * along**2 for name, tau in TAUS.items()}
     return {
         "along": along.tolist(),
         "loss": [float(loss(rows, star + t * (bar - star))[0]) for t in along],
-        "bounds": {
-            name: (lowest + tau(rows, star, bar)[0] / 2.0 * squared * along**2).tolist() for name, tau in TAUS.items()
-        },
+        "bounds": {name: bound.tolist() for name, bound in bounds.items()},
     }
 
 
 TAU_STYLES = {
-    "segment": (drawing.PALETTE[3], "smallest eigenvalue"),
-    "corrected": (drawing.PALETTE[6], "the proof's, with 1/|Dᵁ|"),
-    "printed": (drawing.PALETTE[7], "the proof's, as printed"),
+    "segment": (PALETTE[3], "smallest eigenvalue"),
+    "corrected": (PALETTE[6], "the proof's, with 1/|Dᵁ|"),
+    "printed": (PALETTE[7], "the proof's, as printed"),
 }
 
 
-def draw_growth(finding: Finding) -> Figure:
-    figure, (left, right) = drawing.panels(2)
-    part = finding.numbers["slice"]
-    left.plot(part["along"], part["loss"], color=drawing.INK, label="loss")
+def draw_growth(numbers: Numbers, left: Axes, right: Axes) -> None:
+    part = numbers["slice"]
+    left.plot(part["along"], part["loss"], color=INK, label="loss")
     for name, (colour, _) in TAU_STYLES.items():
         left.plot(part["along"], part["bounds"][name], "--", color=colour)
     for place, label in ((0.0, "θ*"), (1.0, "θ̄")):
-        left.axvline(place, color=drawing.SOFT, lw=0.8)
+        left.axvline(place, color=SOFT, lw=0.8)
         left.annotate(label, (place, 1.0), (3, -9), xycoords=("data", "axes fraction"), textcoords="offset points")
     left.set(xlabel="from θ* to θ̄", ylabel="loss", title="The appendix's example")
-    for name, counts in finding.numbers["histograms"].items():
+    for name, counts in numbers["histograms"].items():
         colour, label = TAU_STYLES[name]
-        right.stairs(counts, finding.numbers["edges"], color=colour, label=label, lw=1.4)
-    right.axvline(0.0, color=drawing.INK, ls="--", lw=1.0)
-    right.set(
-        xlabel="log₁₀ of τ / (the largest τ that holds)", ylabel="instances", title="All instances; the lemma allows 0"
-    )
+        right.stairs(counts, numbers["edges"], color=colour, label=label, lw=1.4)
+    right.axvline(0.0, color=INK, ls="--", lw=1.0)
+    right.set(xlabel="log₁₀ of τ / (the largest τ that holds)", ylabel="instances")
+    right.set(title="All instances; the lemma allows 0")
     right.legend(loc="upper left", title="τ", alignment="left")
-    return figure
 
 
-LIPSCHITZ = Claim(
-    name="margin-lipschitz",
-    title="The margin is Lipschitz continuous",
-    cites="Lemma 1 (Section 5.2), proof in Appendix B.2",
-    statement=(
-        "The margin of a linear discriminator is the score of its worst good sample less the score of its worst bad "
-        "one. Move the parameters away from the best ones by some distance, and the margin drops by at most L times "
-        "that distance, where L is how far apart in feature space the two deciding samples are."
+CLAIMS = (
+    Claim(
+        name="margin-lipschitz",
+        title="The margin is Lipschitz continuous",
+        cites="Lemma 1 (Section 5.2), proof in Appendix B.2",
+        statement="The margin of a linear discriminator is the score of its worst good sample less the score of its "
+        "worst bad one. Move the parameters away from the best ones by some distance, and the margin drops by at most "
+        "L times that distance, where L is how far apart in feature space the two deciding samples are.",
+        check=check_lipschitz,
+        draw=draw_lipschitz,
+        panels=2,
     ),
-    check=check_lipschitz,
-    draw=draw_lipschitz,
-)
-GROWTH = Claim(
-    name="quadratic-growth",
-    title="The discriminator's loss grows quadratically",
-    cites="Lemma 2 (Section 5.2), proof in Appendix B.3",
-    statement=(
-        "If the samples' features span the space, the loss at the best separating parameters exceeds the smallest "
-        "loss by at least tau/2 times the squared distance between the two. So a small difference in loss means that "
-        "the learned parameters are near. Checked with tau as the proof prints it, with the proof's denominator put "
-        "right, and as the smallest eigenvalue of the Hessian on the way."
-    ),
-    check=check_growth,
-    draw=draw_growth,
-    amendment=(
-        "The lemma takes a minimiser for granted. Features that span the space do not give one (one expert sample at "
-        "(1, 0) and a bad one at (0, -1) have none), so instances without one are told apart, counted and left out."
+    Claim(
+        name="quadratic-growth",
+        title="The discriminator's loss grows quadratically",
+        cites="Lemma 2 (Section 5.2), proof in Appendix B.3",
+        statement="If the samples' features span the space, the loss at the best separating parameters exceeds the "
+        "smallest loss by at least tau/2 times the squared distance between the two. So a small difference in loss "
+        "means that the learned parameters are near. Checked with tau as the proof prints it, with the proof's "
+        "denominator put right, and as the smallest eigenvalue of the Hessian on the way.",
+        check=check_growth,
+        draw=draw_growth,
+        panels=2,
+        amendment="The lemma takes a minimiser for granted. Features that span the space do not give one (one expert "
+        "sample at (1, 0) and a bad one at (0, -1) have none), so instances without one are told apart, counted and "
+        "left out.",
     ),
 )

@@ -6,21 +6,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from demosift.theory import drawing
-from demosift.theory.claim import Claim, Finding
+from demosift.theory.claim import Claim, Finding, Numbers, Tightest
+from demosift.theory.drawing import COLOURS
 from demosift.theory.gap import ERRORS, EXACT, Gap, measured, scaled
 from demosift.theory.instances import Instance, always, reset_cliff
 from demosift.theory.learners import Weights, bc, empirical, nbcu, wbcu, weighted
 from demosift.theory.linear import Rows, minimise, scores
-from demosift.theory.margin import Learn, margin
+from demosift.theory.margin import Learn, extremes, margin
 from demosift.theory.mdp import Policy, values
 from demosift.theory.sampling import Counts, Data, roll_out
 
 STATES, ACTIONS, HORIZON, DIMENSION = 40, 2, 5, 3
 NUM_EXPERT = 12
-SHARE = 0.3  # of the supplementary trajectories, which the expert collected
+SHARE = 0.3  # the share of supplementary trajectories that the expert collected
 SUPPLEMENTARY = (10, 30, 100, 300, 1000, 3000)
 
 Features = Float[np.ndarray, "R H S A d"]
@@ -30,8 +29,8 @@ Represent = Callable[[np.random.Generator, Instance, int], Features]  # features
 def world() -> Instance:
     """Reset Cliff with states of very different probability, and a behaviour that always steps off.
 
-    Assumption 2 needs the latter: a bad trajectory that once did what the expert does in a state that a good one visits
-    holds a sample that is good and bad at once, and no feature can separate a sample from itself.
+    Assumption 2 needs such a behaviour. If a bad trajectory takes the expert's action in a state that a good one
+    visits, that sample is good and bad at once, and no feature can separate a sample from itself.
     """
     rarity = 1.0 / np.arange(1.0, STATES) ** 1.5
     cliff = reset_cliff(STATES, ACTIONS, HORIZON, np.append(rarity / rarity.sum(), 0.0))
@@ -46,14 +45,14 @@ def separating(rng: np.random.Generator, instance: Instance, replicates: int, no
 
 
 def of_states(rng: np.random.Generator, instance: Instance, replicates: int) -> Features:
-    """Features of the state alone: what was done in it makes no difference, so nothing separates at the first step."""
+    """Features of the state alone: the action makes no difference, so nothing separates at the first step."""
     state = rng.normal(size=(replicates, HORIZON, STATES, 1, DIMENSION))
     return np.repeat(state, ACTIONS, axis=-2)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Data whose supplementary half is known by who collected it: D^(S,1) and D^(S,2), which no learner sees."""
+    """Data together with who collected its supplementary part: D^(S,1) and D^(S,2), which no learner sees."""
 
     data: Data
     good: Counts  # D^(S,1)
@@ -61,7 +60,7 @@ class Split:
 
     @property
     def of_expert(self) -> Data:
-        """All that the expert collected, as if it had been known."""
+        """All that the expert collected, as if it were known."""
         return Data(self.data.expert + self.good, np.zeros_like(self.good))
 
 
@@ -73,16 +72,11 @@ def draw_data(rng: np.random.Generator, instance: Instance, supplementary: int, 
 
 
 def rows_of(split: Split, features: Features) -> Rows:
-    """An instance of the discriminator's problem per replicate and step; its rows are the pairs of state and action."""
+    """One instance of the discriminator's problem per replicate and step; its rows are pairs of state and action."""
     count = len(split.good) * HORIZON
     expert, union = (part.reshape(count, -1) for part in empirical(split.data))
-    return Rows(
-        features.reshape(count, -1, DIMENSION),
-        expert,
-        union,
-        (split.of_expert.expert > 0).reshape(count, -1),
-        (split.bad > 0).reshape(count, -1),
-    )
+    good, bad = (part.reshape(count, -1) > 0 for part in (split.of_expert.expert, split.bad))
+    return Rows(features.reshape(count, -1, DIMENSION), expert, union, good, bad)
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ def linear_wbcu(split: Split, features: Features, learn: Learn = minimise) -> Li
     learned = learn(rows)
     theta = np.where(learned.finite[:, None], learned.theta, 0.0)
     z = np.where(rows.union > 0.0, scores(rows, theta), -np.inf)
-    middle = (np.where(rows.good, z, np.inf).min(-1) + np.where(rows.bad, z, -np.inf).max(-1)) / 2.0
+    middle = np.add(*extremes(rows, z)) / 2.0
     weight = np.exp(z - z.max(-1, keepdims=True))  # a factor per step does not change the policy
     kept = np.where(z >= middle[:, None], weight, 0.0)
     shape = split.good.shape
@@ -108,13 +102,9 @@ def linear_wbcu(split: Split, features: Features, learn: Learn = minimise) -> Li
     def policy(weights: Weights) -> Policy:
         return weighted(empirical(split.data)[1], weights.reshape(shape))
 
-    steps = (margin(rows, theta) > 0.0) & learned.finite
-    return Linear(
-        policy(kept),
-        policy(weight),
-        np.all(steps.reshape(shape[:2]), axis=-1),
-        np.all(learned.finite.reshape(shape[:2]), axis=-1),
-    )
+    separates = (margin(rows, theta) > 0.0) & learned.finite
+    at_every_step = (np.all(part.reshape(shape[:2]), axis=-1) for part in (separates, learned.finite))
+    return Linear(policy(kept), policy(weight), *at_every_step)
 
 
 def check_positive(
@@ -145,51 +135,41 @@ def check_positive(
                 difference = max(difference, float(apart.max()))
         for name, policy in policies.items():
             curves.setdefault(name, []).append(measured(instance.expert_value - values(instance.mdp, policy)))
-    last = {name: curve[-1] for name, curve in curves.items()}
+    first, last = curves["separating"][0], {name: curve[-1] for name, curve in curves.items()}
+    wbcu_gap, bc_gap = last["separating"], last["bc"]
     margins = {
-        "WBCU with separating features beats BC": _lower(last["bc"]) - last["separating"].upper,
-        "WBCU with separating features improves with supplementary data": _lower(curves["separating"][0])
-        - last["separating"].upper,
-        "NBCU is worse than BC": _lower(last["nbcu"]) - last["bc"].upper,
-        "WBCU with useless features is worse than BC": _lower(last["useless-plain"]) - last["bc"].upper,
+        "WBCU with separating features beats BC": bc_gap.lower - wbcu_gap.upper,
+        "WBCU with separating features improves with supplementary data": first.lower - wbcu_gap.upper,
+        "NBCU is worse than BC": last["nbcu"].lower - bc_gap.upper,
+        "WBCU with useless features is worse than BC": last["useless-plain"].lower - bc_gap.upper,
     }
-    tightest = min(margins, key=lambda name: margins[name])
-    holds = margins[tightest] >= 0.0 and difference <= EXACT
-    return Finding(
-        holds=holds,
-        instances=replicates * len(SUPPLEMENTARY),
-        slack=margins[tightest] if difference <= EXACT else EXACT - difference,
-        measure=f"distance between the imitation gaps, less {ERRORS:g} standard errors",
-        numbers={
-            "supplementary": list(SUPPLEMENTARY),
-            "gaps": {name: [gap.mean for gap in curve] for name, curve in curves.items()},
-            "errors": {name: [gap.error for gap in curve] for name, curve in curves.items()},
-            "separates": shares,
-            "without_minimiser": without,
-            "largest_difference": difference,
-            "margins": margins,
-        },
-        counterexample=None if holds else {"violated": tightest, "largest_difference": difference},
-    )
+    numbers = {
+        "supplementary": list(SUPPLEMENTARY),
+        "gaps": {name: [gap.mean for gap in curve] for name, curve in curves.items()},
+        "errors": {name: [gap.error for gap in curve] for name, curve in curves.items()},
+        "separates": shares,
+        "without_minimiser": without,
+        "largest_difference": difference,
+        "margins": margins,
+    }
+    tightest = Tightest()
+    for name, room in margins.items():
+        tightest.see(room, violated=name, largest_difference=difference)
+    measure = f"distance between the imitation gaps, less {ERRORS:g} standard errors"
+    wrong = EXACT - difference if difference > EXACT else None
+    return tightest.finding(replicates * len(SUPPLEMENTARY), measure, numbers, wrong)
 
 
-def _lower(gap: Gap) -> float:
-    return gap.mean - ERRORS * gap.error
-
-
-def draw_positive(finding: Finding) -> Figure:
-    figure, (left, right) = drawing.panels(2)
-    _curves(left, finding, "separating")
+def draw_positive(numbers: Numbers, left: Axes, right: Axes) -> None:
+    _curves(left, numbers, "separating")
     left.set_title("Features that separate")
     left.legend(loc="lower left", fontsize=7)
-    _curves(right, finding, "useless")
+    _curves(right, numbers, "useless")
     right.set_title("Features that do not")
     right.sharey(left)
-    return figure
 
 
-def _curves(axes: Axes, finding: Finding, kind: str) -> None:
-    numbers = finding.numbers
+def _curves(axes: Axes, numbers: Numbers, kind: str) -> None:
     lines = {
         "nbcu": ("nbcu", "o-", "NBCU"),
         "bc": ("bc", "-", "BC"),
@@ -198,35 +178,27 @@ def _curves(axes: Axes, finding: Finding, kind: str) -> None:
         kind: ("wbcu-linear", "o-", "WBCU, linear, δ between"),
         "oracle": ("good", "--", "BC on all expert data"),
     }
+    x = numbers["supplementary"]
     for name, (colour, style, label) in lines.items():
         width = 3.5 if name == "bc" else 1.4
         gaps, errors = (np.array(numbers[key][name]) for key in ("gaps", "errors"))
-        axes.plot(numbers["supplementary"], gaps, style, color=drawing.COLOURS[colour], lw=width, label=label)
-        axes.fill_between(
-            numbers["supplementary"],
-            gaps - 2 * errors,
-            gaps + 2 * errors,
-            alpha=0.15,
-            lw=0,
-            color=drawing.COLOURS[colour],
-        )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set(xlabel="supplementary trajectories", ylabel="imitation gap")
+        axes.plot(x, gaps, style, color=COLOURS[colour], lw=width, label=label)
+        axes.fill_between(x, gaps - 2 * errors, gaps + 2 * errors, alpha=0.15, lw=0, color=COLOURS[colour])
+    axes.set(xscale="log", yscale="log", xlabel="supplementary trajectories", ylabel="imitation gap")
 
 
-POSITIVE = Claim(
-    name="positive-result",
-    title="Supplementary data helps WBCU, if its features separate",
-    cites="Section 5.2, after Theorem 5",
-    statement=(
-        "A dozen expert trajectories, and more and more supplementary ones, of which three in ten are the expert's and "
-        "the rest never do what the expert would. BC cannot use them, NBCU copies the mistakes, and WBCU with a table "
-        "is BC. WBCU with a linear discriminator learns, wherever its margin is positive, exactly what BC would learn "
-        "from all expert trajectories, had they been known. With features that do not separate it is worse than BC."
+CLAIMS = (
+    Claim(
+        name="positive-result",
+        title="Supplementary data helps WBCU, if its features separate",
+        cites="Section 5.2, after Theorem 5",
+        statement="A dozen expert trajectories, and more and more supplementary ones, of which three in ten are the "
+        "expert's and the rest never do what the expert would. BC cannot use them, NBCU copies the mistakes, and WBCU "
+        "with a table is BC. WBCU with a linear discriminator learns, wherever its margin is positive, exactly what BC "
+        "would learn from all expert trajectories, had they been known. With features that do not separate it is worse "
+        "than BC.",
+        check=check_positive,
+        draw=draw_positive,
+        panels=2,
     ),
-    check=check_positive,
-    draw=draw_positive,
 )
-
-CLAIMS = (POSITIVE,)

@@ -1,4 +1,4 @@
-"""LeRobot datasets, without LeRobot. What is here is known without Parquet's library, which only their data needs."""
+"""LeRobot datasets, without LeRobot. Nothing here imports Parquet's library, which only reading the data needs."""
 
 from pathlib import Path
 

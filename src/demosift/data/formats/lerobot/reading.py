@@ -4,12 +4,12 @@
     data/chunk-000/episode_000000.parquet   version 2: an episode each
     data/chunk-000/file-000.parquet         version 3: many episodes each
 
-Observations are the low-dimensional features under `observation`, joined in sorted order of their names, or those of
-the option `obs` in its order; pictures and videos are passed over and named in the attribute `skipped_obs_keys`.
+Observations are the low-dimensional features under `observation`, joined in sorted order of their names, or those that
+the option `obs` names, in its order; pictures and videos are skipped and listed in the attribute `skipped_obs_keys`.
 Episodes come in the order of `episode_index`, frames in that of `frame_index`, wherever they are stored.
 
 LeRobot stores frames, not transitions. Unless a dataset has the columns that demosift adds (`next.observation...`),
-nobody knows the state after an episode's last frame, and that frame is dropped as in a native file without successors.
+the state after an episode's last frame is unknown, and that frame is dropped as in a native file without successors.
 """
 
 import json
@@ -28,7 +28,7 @@ from demosift.data.checks import check_memory, one_line, recognise
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar
 from demosift.data.recording import Recording
-from demosift.types import InputError, Origin
+from demosift.types import InputError
 
 ORIGIN = "origin"
 ACTION, REWARD, DONE, TRUNCATED = "action", "next.reward", "next.done", "next.truncated"
@@ -37,7 +37,7 @@ NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "
 
 
 class Info(NamedTuple):
-    """What `meta/info.json` says, checked as far as it is used."""
+    """The content of `meta/info.json`, checked as far as it is used."""
 
     root: Path
     version: tuple[int, int]
@@ -47,6 +47,15 @@ class Info(NamedTuple):
     @property
     def path(self) -> Path:
         return self.root / "meta" / "info.json"
+
+    @property
+    def videos(self) -> list[str]:
+        return [key for key, feature in self.features.items() if feature["dtype"] == "video"]
+
+    @property
+    def chunk_size(self) -> int:
+        size = self.content.get("chunks_size", 1000)
+        return size if isinstance(size, int) and size > 0 else 1000
 
 
 class Shard(NamedTuple):
@@ -81,7 +90,7 @@ def read_info(place: str) -> Info:
             feature["shape"] = tuple(int(size) for size in feature["shape"])
             feature["dtype"] = str(feature["dtype"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: not a LeRobot dataset's: {one_line(error)} is missing or malformed") from error
+        raise InputError(f"{path}: not of a LeRobot dataset: {one_line(error)} is missing or malformed") from error
     if version[0] not in (2, 3):
         raise InputError(f"{path}: codebase_version: {content['codebase_version']}; versions 2.0, 2.1 and 3.0 are read")
     return Info(root, version, features, content)
@@ -162,12 +171,10 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
             raise InputError(f"{path}: cannot read: {os.strerror(error.errno)}") from error
         raise InputError(f"{path}: damaged Parquet file: {one_line(error)}") from error
     except pa.ArrowException as error:
-        with path.open("rb") as file:
-            kind = None if file.read(4) == b"PAR1" else recognise(path)
-        if kind is None:
+        kind = recognise(path)
+        if kind == "a Parquet file":
             raise InputError(f"{path}: truncated or damaged Parquet file: {one_line(error)}") from error
-        refusal = " and is never unpickled" if "pickle" in kind else ""
-        raise InputError(f"{path}: not a Parquet file: it is {kind}{refusal}") from error
+        raise InputError(f"{path}: not a Parquet file: it is {kind}") from error
 
 
 def as_numbers(path: Path, key: str, column: pa.ChunkedArray, width: int) -> np.ndarray:
@@ -200,7 +207,7 @@ def _plain(path: Path, key: str, values: pa.Array) -> np.ndarray:
 
 
 def order_frames(table: pa.Table, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the shard's episodes in order, and which of them are the last of theirs."""
+    """The rows of the shard's episodes in order, and which of them end an episode."""
     path = shard.path
     episode, frame = (as_numbers(path, key, table[key], 1) for key in ("episode_index", "frame_index"))
     order = np.lexsort((frame, episode))
@@ -211,7 +218,7 @@ def order_frames(table: pa.Table, shard: Shard) -> tuple[np.ndarray, np.ndarray]
     if len(jumps):
         where = jumps[0]
         after = f"frame {frame[where + 1]} follows {frame[where]}"
-        raise InputError(f"{path}: frame_index: episode {episode[where]}: {after}; frames are missing or there twice")
+        raise InputError(f"{path}: frame_index: episode {episode[where]}: {after}; frames are missing or repeated")
     return order, last
 
 
@@ -234,29 +241,25 @@ def _record_shard(info: Info, shard: Shard, keys: list[str], skipped: list[str],
             return None
         return np.concatenate([column(name)[order].reshape(len(order), -1) for name in names], axis=1)
 
-    done, truncated, code = rows(DONE), rows(TRUNCATED), rows(ORIGIN)
+    done, truncated = rows(DONE), rows(TRUNCATED)
     terminal = np.zeros(len(order), bool) if done is None else done.astype(bool) & last
     if truncated is not None:
         terminal &= ~truncated.astype(bool)
     actions = column(ACTION)[order]
     if actions.ndim == 1 and actions.dtype.kind not in "iu":
         actions = actions[:, None]
-    observations = join(keys)
-    assert observations is not None
-    fixed = sidecar.of_all()
-    widths = {key: info.features[key]["shape"][0] for key in keys}
-    facts = {key: info.content[key] for key in ("fps", "robot_type") if info.content.get(key) is not None}
-    fixed["attributes"] = {**sidecar.attributes, **facts, "obs_keys": widths}
+    attributes = {key: info.content[key] for key in ("fps", "robot_type") if info.content.get(key) is not None}
+    attributes["obs_keys"] = {key: info.features[key]["shape"][0] for key in keys}
     if skipped:
-        fixed["attributes"]["skipped_obs_keys"] = skipped
-    return Recording(
-        source=str(path),
-        observations=observations,
+        attributes["skipped_obs_keys"] = skipped
+    return sidecar.recording(
+        str(path),
+        rows(ORIGIN),
+        attributes,
+        observations=join(keys),
         actions=actions,
         terminals=terminal,
         rewards=rows(REWARD),
         next_observations=join(following),
         timeouts=last,
-        origin=None if code is None else Origin(code, sidecar.origin_names),
-        **fixed,
     )

@@ -1,8 +1,8 @@
 """The kept part of a LeRobot dataset, in its own version: frames, videos and metadata that agree.
 
-Kept episodes are numbered anew. Videos are copied as they are, since an episode's metadata (version 3) or its own file
+Kept episodes get new numbers. Videos are copied as they are, since an episode's metadata (version 3) or its own file
 (version 2) says where its pictures lie, and `timestamp` still counts from there. Statistics of numbers are computed
-anew; those of pictures are put together from the kept episodes', where the dataset has them.
+again; those of pictures are merged from the kept episodes, where the dataset has them.
 """
 
 import json
@@ -19,6 +19,7 @@ from demosift.data.formats.lerobot import locate
 from demosift.data.formats.lerobot.reading import (
     NUMBERS,
     Info,
+    Shard,
     as_numbers,
     lerobot_parts,
     list_shards,
@@ -49,18 +50,10 @@ _REWRITTEN = ("info.json", "stats.json", "episodes.jsonl", "episodes_stats.jsonl
 _FILE_BYTES = 100 << 20
 
 Row = dict[str, Any]
-
-
-class Frames(NamedTuple):
-    """A stretch of kept frames, and the episode they come from."""
-
-    source: int
-    table: pa.Table
+Stretches = Iterator[tuple[int, pa.Table]]  # of kept frames, each with the episode it comes from
 
 
 class Written(NamedTuple):
-    """What has become of the kept frames."""
-
     features: dict[str, dict[str, Any]]
     num_frames: int
     stats: list[dict[str, Stats]]  # of each episode
@@ -81,23 +74,19 @@ def keep_lerobot(place: str, target: str, selection: Selection, **options: str) 
         content = {**info.content, "features": written.features, "splits": {"train": f"0:{num_episodes}"}}
         content |= {"total_episodes": num_episodes, "total_frames": written.num_frames}
         if info.version[0] == 2:
-            num_videos = sum(feature["dtype"] == "video" for feature in written.features.values())
-            content["total_videos"] = num_videos * num_episodes
-            content["total_chunks"] = (num_episodes - 1) // _chunk_size(info) + 1
+            content["total_videos"] = len(info.videos) * num_episodes
+            content["total_chunks"] = (num_episodes - 1) // info.chunk_size + 1
         write_json(root / "meta" / "info.json", content)
 
 
 def list_frames(place: str, **options: str) -> tuple[np.ndarray, np.ndarray]:
     """`episode_index, frame_index, index` of the dataset's frames, and the row that `read_dataset` makes of each.
 
-    A last frame without known successor makes none: it is given the row of the frame before it, or left out.
+    A last frame without known successor makes no row: it is given that of the frame before it, or left out.
     """
-    info, names, rows = read_info(place), ["episode_index", "frame_index", "index"], []
-    indices, num_rows = [], 0
-    for shard, read in zip(list_shards(info), lerobot_parts(place, **options), strict=True):
-        followed = followed_rows(check_recording(read()))
-        table = read_table(shard.path, names)
-        order, last = order_frames(table, shard)
+    names = ["episode_index", "frame_index", "index"]
+    rows, indices, num_rows = [], [], 0
+    for shard, table, order, last, followed in _read_shards(place, names, **options):
         row = num_rows + np.cumsum(followed) - 1
         alone = ~followed & np.append(True, last[:-1])
         indices.append(np.stack([as_numbers(shard.path, key, table[key], 1)[order] for key in names], 1)[~alone])
@@ -106,8 +95,18 @@ def list_frames(place: str, **options: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(indices), np.concatenate(rows)
 
 
+def _read_shards(
+    place: str, columns: list[str] | None = None, /, **options: str
+) -> Iterator[tuple[Shard, pa.Table, np.ndarray, np.ndarray, np.ndarray]]:
+    """Each shard with its table, the order of its rows, which of these end an episode, and whose successor is known."""
+    for shard, read in zip(list_shards(read_info(place)), lerobot_parts(place, **options), strict=True):
+        followed = followed_rows(check_recording(read()))
+        table = read_table(shard.path, columns)
+        yield shard, table, *order_frames(table, shard), followed
+
+
 def _copy_rest(info: Info, root: Path) -> None:
-    """What does not change: tasks, the card, what others keep beside."""
+    """What does not change: tasks, the card, files of other programs."""
     for path in info.root.rglob("*"):
         inside = path.relative_to(info.root)
         hidden = any(part.startswith(".") for part in inside.parts)
@@ -118,7 +117,7 @@ def _copy_rest(info: Info, root: Path) -> None:
             shutil.copyfile(path, root / inside)
 
 
-def _write_version_3(info: Info, root: Path, stretches: Iterator[Frames]) -> Written:
+def _write_version_3(info: Info, root: Path, stretches: Stretches) -> Written:
     old = _read_episodes(info)
     rows, stats = [], []
     files: list[list[pa.Table]] = [[]]
@@ -130,12 +129,15 @@ def _write_version_3(info: Info, root: Path, stretches: Iterator[Frames]) -> Wri
             files.append([])
         files[-1].append(table)
         features = _features_of(info, table)
-        chunk, file = divmod(len(files) - 1, _chunk_size(info))
+        chunk, file = divmod(len(files) - 1, info.chunk_size)
         kept = {key: value for key, value in old[source].items() if not key.startswith("stats/")}
         place = episode_row(number, kept["tasks"], num_frames, num_frames + len(table), chunk, file)
         rows.append({**kept, **place})
         stats.append(_stats(features, table, _unflatten(old[source])))
-        _copy_videos(info, root, kept)
+        for key in info.videos:
+            where = {name: kept[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+            video = VIDEO_PATH.format(video_key=key, **where)
+            _copy_video(info.root / video, root / video)
         num_frames += len(table)
     _write_file(root, info, len(files) - 1, files[-1])
     write_episodes(root, rows, stats)
@@ -143,12 +145,12 @@ def _write_version_3(info: Info, root: Path, stretches: Iterator[Frames]) -> Wri
 
 
 def _write_file(root: Path, info: Info, number: int, tables: list[pa.Table]) -> None:
-    chunk, file = divmod(number, _chunk_size(info))
+    chunk, file = divmod(number, info.chunk_size)
     write_table(pa.concat_tables(tables), root / DATA_PATH.format(chunk_index=chunk, file_index=file))
 
 
 def _read_episodes(info: Info) -> dict[int, Row]:
-    """What version 3 keeps of each episode."""
+    """The metadata that version 3 keeps about each episode."""
     rows: dict[int, Row] = {}
     for path in sorted((info.root / "meta" / "episodes").glob("*/*.parquet")):
         rows |= {row["episode_index"]: row for row in read_table(path).to_pylist()}
@@ -159,7 +161,7 @@ def _complete(info: Info, path: Path, rows: dict[int, Row]) -> dict[int, Row]:
     for shard in list_shards(info):
         for episode in shard.episodes:
             if episode not in rows:
-                raise InputError(f"{path}: says nothing of episode {episode}, which is in {shard.path}")
+                raise InputError(f"{path}: does not mention episode {episode}, which is in {shard.path}")
     return rows
 
 
@@ -173,36 +175,28 @@ def _unflatten(row: Row) -> dict[str, Stats]:
     return stats
 
 
-def _copy_videos(info: Info, root: Path, episode: Row) -> None:
-    for key, feature in info.features.items():
-        if feature["dtype"] == "video":
-            where = {name: episode[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-            _copy_video(info.root, root, *(2 * [VIDEO_PATH.format(video_key=key, **where)]))
-
-
-def _copy_video(source: Path, root: Path, old: str, new: str) -> None:
-    if (root / new).exists():
+def _copy_video(old: Path, new: Path) -> None:
+    if new.exists():
         return
-    if not (source / old).is_file():
-        raise InputError(f"{source / old}: the video of a kept episode is missing")
-    (root / new).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source / old, root / new)
+    if not old.is_file():
+        raise InputError(f"{old}: the video of a kept episode is missing")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(old, new)
 
 
-def _write_version_2(info: Info, root: Path, stretches: Iterator[Frames]) -> Written:
+def _write_version_2(info: Info, root: Path, stretches: Stretches) -> Written:
     old = _complete(info, info.root / "meta" / "episodes.jsonl", _read_lines(info, "episodes.jsonl"))
     old_stats = _read_lines(info, "episodes_stats.jsonl")
     rows, stats, num_frames, features = [], [], 0, info.features
     for number, (source, table) in enumerate(stretches):
         features = _features_of(info, table)
-        chunk = number // _chunk_size(info)
+        chunk = number // info.chunk_size
         write_table(table, root / OLD_DATA_PATH.format(chunk=chunk, episode=number))
         rows.append({**old[source], "episode_index": number, "length": len(table)})
         stats.append(_stats(features, table, from_json(old_stats.get(source, {}).get("stats", {}))))
-        for key, feature in features.items():
-            if feature["dtype"] == "video":
-                before = OLD_VIDEO_PATH.format(chunk=source // _chunk_size(info), key=key, episode=source)
-                _copy_video(info.root, root, before, OLD_VIDEO_PATH.format(chunk=chunk, key=key, episode=number))
+        for key in info.videos:
+            before = OLD_VIDEO_PATH.format(chunk=source // info.chunk_size, key=key, episode=source)
+            _copy_video(info.root / before, root / OLD_VIDEO_PATH.format(chunk=chunk, key=key, episode=number))
         num_frames += len(table)
     _write_lines(root, "episodes.jsonl", rows)
     if old_stats:
@@ -229,11 +223,6 @@ def _write_lines(root: Path, name: str, rows: list[Row]) -> None:
     (root / "meta" / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _chunk_size(info: Info) -> int:
-    size = info.content.get("chunks_size", 1000)
-    return size if isinstance(size, int) and size > 0 else 1000
-
-
 def _features_of(info: Info, table: pa.Table) -> dict[str, dict[str, Any]]:
     """The dataset's features, and those that were added to its frames."""
     added = {
@@ -245,7 +234,7 @@ def _features_of(info: Info, table: pa.Table) -> dict[str, dict[str, Any]]:
 
 
 def _stats(features: dict[str, dict[str, Any]], table: pa.Table, old: Mapping[str, Stats]) -> dict[str, Stats]:
-    """Of numbers anew, of everything else as the episode had them."""
+    """Statistics of numbers are computed again, all others stay as the episode had them."""
     fresh = {
         key: feature_stats(as_numbers(Path(key), key, table[key], feature["shape"][0]))
         for key, feature in features.items()
@@ -254,16 +243,13 @@ def _stats(features: dict[str, dict[str, Any]], table: pa.Table, old: Mapping[st
     return {**old, **fresh}
 
 
-def _stretches(place: str, info: Info, selection: Selection, **options: str) -> Iterator[Frames]:
-    """Every kept stretch as a table whose indices are those of its new episode."""
+def _stretches(place: str, info: Info, selection: Selection, **options: str) -> Stretches:
+    """Every kept stretch as a table with the indices of its new episode."""
     keys, _ = observation_keys(info, options.get("obs"))
     runs = selection.runs()
     run = next(runs, None)
     episode = index = number = 0
-    for shard, read in zip(list_shards(info), lerobot_parts(place, **options), strict=True):
-        followed = followed_rows(check_recording(read()))
-        table = read_table(shard.path)
-        order, last = order_frames(table, shard)
+    for shard, table, order, last, followed in _read_shards(place, **options):
         starts = np.concatenate([[0], np.flatnonzero(last)[:-1] + 1])
         for source, start, end in zip(shard.episodes, starts, np.flatnonzero(last) + 1, strict=True):
             if not followed[start:end].any():
@@ -278,7 +264,7 @@ def _stretches(place: str, info: Info, selection: Selection, **options: str) -> 
                 fresh = {"episode_index": np.full(len(rows), number), "frame_index": frame, "index": frame + index}
                 for key, values in fresh.items():
                     frames = frames.set_column(frames.schema.get_field_index(key), key, pa.array(values))
-                yield Frames(source, frames)
+                yield source, frames
                 number, index = number + 1, index + len(rows)
                 run = next(runs, None)
             episode += 1
@@ -287,7 +273,7 @@ def _stretches(place: str, info: Info, selection: Selection, **options: str) -> 
 def _with_successors(
     info: Info, path: Path, frames: pa.Table, table: pa.Table, following: np.ndarray, keys: list[str]
 ) -> pa.Table:
-    """Where single frames go, the state after a stretch would be lost: `next.observation...` columns keep it."""
+    """Adds `next.observation...` columns: where single frames are dropped, the state after a stretch would be lost."""
     for key in keys:
         if f"next.{key}" not in info.features:
             values = as_numbers(path, key, table[key], info.features[key]["shape"][0])[following]

@@ -1,4 +1,4 @@
-"""Statistics of LeRobot features, as its training reads them: of each episode, and of all episodes together."""
+"""Statistics of LeRobot features, as its training reads them: for each episode, and for all episodes together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
 
 def feature_stats(values: np.ndarray) -> Stats:
-    """Of one feature over the rows of an episode, column by column."""
+    """Statistics of one feature over the rows of an episode, column by column."""
     columns = values.reshape(len(values), -1).astype(np.float64)
     stats = {
         "min": columns.min(axis=0),
@@ -24,7 +24,7 @@ def feature_stats(values: np.ndarray) -> Stats:
 
 
 def aggregate_stats(episodes: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:
-    """Of all rows, from the statistics of episodes. Quantiles become their weighted means, as LeRobot's do."""
+    """Statistics of all rows, from those of episodes. Quantiles become their weighted means, as in LeRobot."""
     return {key: _aggregate([stats[key] for stats in episodes if key in stats]) for key in episodes[0]}
 
 

@@ -1,8 +1,8 @@
 """Writing a dataset as a LeRobot folder of version 3.0, without LeRobot.
 
 LeRobot's frames have no successor, so `next.observation...` columns hold it; `next.done` marks terminals and
-`next.truncated` the other ends of episodes. LeRobot passes features called `next...` over when it builds policies.
-What its metadata has no place for is in `meta/demosift.json`.
+`next.truncated` the other ends of episodes. LeRobot ignores features called `next...` when it builds policies.
+Facts that its metadata has no place for are in `meta/demosift.json`.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from demosift.data.formats.hdf5 import stored_actions
+from demosift.data.actions import stored_actions
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.lerobot.reading import ACTION, DONE, ORIGIN, REWARD, TRUNCATED
 from demosift.data.formats.lerobot.stats import Stats, aggregate_stats, feature_stats, to_json
@@ -40,7 +40,7 @@ def write_lerobot(dataset: Dataset, target: str) -> None:
     table = pa.table({name: as_column(array) for name, array in columns.items()})
     with atomic_folder(locate(target), num_bytes=2 * table.nbytes + 4096 * len(ends)) as root:
         rows, stats = [], []
-        for number, episodes in enumerate(_files(starts, ends, table.nbytes)):
+        for number, episodes in enumerate(_files(ends, table.nbytes)):
             chunk, file = divmod(number, _FILES_PER_CHUNK)
             path = root / DATA_PATH.format(chunk_index=chunk, file_index=file)
             write_table(table[int(starts[episodes[0]]) : int(ends[episodes[-1]])], path)
@@ -56,7 +56,7 @@ def write_lerobot(dataset: Dataset, target: str) -> None:
 
 
 def _columns(dataset: Dataset) -> dict[str, np.ndarray]:
-    """Every feature's values, LeRobot's own last."""
+    """The values of every feature; LeRobot's own come last."""
     obs, _, reward, next_obs, terminal = dataset.transitions
     widths = observation_keys(dataset, "observation.state", prefix="observation")
     names, splits = list(widths), np.cumsum(list(widths.values()))[:-1]
@@ -93,7 +93,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def episode_row(episode: int, tasks: Sequence[str], start: int, end: int, chunk: int, file: int) -> dict[str, Any]:
-    """What version 3.0 keeps of an episode: where its frames are."""
+    """What version 3.0 keeps about an episode: where its frames are."""
     return {
         "episode_index": episode,
         "tasks": list(tasks),
@@ -133,7 +133,7 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
     write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), root / "meta" / "tasks.parquet")
 
 
-def _files(starts: np.ndarray, ends: np.ndarray, num_bytes: int) -> list[list[int]]:
+def _files(ends: np.ndarray, num_bytes: int) -> list[list[int]]:
     """Consecutive episodes whose frames share a file of LeRobot's usual size."""
     home = ends * (num_bytes / ends[-1]) // (_FILE_MEGABYTES << 20)
     return [np.flatnonzero(home == number).tolist() for number in np.unique(home)]

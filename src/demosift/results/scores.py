@@ -1,0 +1,156 @@
+"""The folder that `demosift score` writes: its files, how they are written, and how they are read.
+
+    scores.parquet     a row per transition of the union, expert first: source, episode, step, weight, spread, fold
+    episodes.parquet   a row per episode: rows, mean and quantiles of the weight, the share of kept steps, rank
+    summary.json       what was scored and how, held-out AUC and log loss, effective sample size, warnings, diagnosis
+    page.json          what else the page shows: histograms, strips, a map of states
+    report.html        the page
+
+The summary has a fingerprint of both sources. Weights belong to the very rows that were scored, so a source whose
+fingerprint differs is refused.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from jaxtyping import Float, Int
+
+from demosift.data.checks import one_line
+from demosift.data.formats import Source, digest_source
+from demosift.files import Unusable, read_json, write_json
+from demosift.results.measured import Row
+
+ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.json", "page.json"
+ROW_GROUP = 1 << 20
+ROW_SCHEMA = pa.schema(
+    {
+        "source": pa.dictionary(pa.int8(), pa.string()),
+        "episode": pa.int64(),
+        "step": pa.int64(),
+        "weight": pa.float64(),
+        "spread": pa.float64(),
+        "fold": pa.int8(),
+    }
+)
+
+Role = Literal["expert", "supplementary"]
+SOURCES: tuple[Role, Role] = ("expert", "supplementary")  # in the order of the rows
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one source: a weight per row, in the order of `read_dataset`."""
+
+    role: Role
+    weight: Float[np.ndarray, "rows"]
+    episode_ends: Int[np.ndarray, "episodes"]
+    order: Int[np.ndarray, "episodes"]  # episodes, best first
+    threshold: float
+    summary: Mapping[str, Any]
+
+
+def write_rows(
+    folder: Path,
+    weight: Float[np.ndarray, "rows"],
+    spread: Float[np.ndarray, "rows"],
+    fold: Int[np.ndarray, "rows"],
+    episode_ends: Int[np.ndarray, "episodes"],
+    num_expert_episodes: int,
+) -> None:
+    """Write `scores.parquet` in row groups, so that only one group's derived columns are in memory at a time."""
+    num_expert = episode_ends[num_expert_episodes - 1]
+    lengths = np.diff(episode_ends, prepend=0)
+    with pq.ParquetWriter(folder / ROWS, ROW_SCHEMA) as writer:
+        for start in range(0, len(weight), ROW_GROUP):
+            rows = np.arange(start, min(start + ROW_GROUP, len(weight)))
+            episode = np.searchsorted(episode_ends, rows, side="right")
+            supplementary = rows >= num_expert
+            columns = {
+                "source": pa.DictionaryArray.from_arrays(pa.array(supplementary.astype(np.int8)), pa.array(SOURCES)),
+                "episode": episode - supplementary * num_expert_episodes,
+                "step": rows - (episode_ends - lengths)[episode],
+                "weight": weight[rows],
+                "spread": spread[rows],
+                "fold": fold[rows],
+            }
+            writer.write_table(pa.table(columns, schema=ROW_SCHEMA))
+
+
+def write_episodes(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    arrays["source"] = arrays["source"].dictionary_encode()
+    pq.write_table(pa.table(arrays), folder / EPISODES)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any], page: Mapping[str, Any]) -> None:
+    write_json(folder / SUMMARY, dict(summary))
+    write_json(folder / PAGE, dict(page))
+
+
+def is_score_folder(folder: str | os.PathLike[str]) -> bool:
+    return all((Path(folder) / name).is_file() for name in (ROWS, SUMMARY, PAGE))
+
+
+def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
+    """The scores of `data`, which must be one of the two sources that were scored."""
+    folder = Path(folder)
+    summary = read_summary(folder)
+    role = role_of(data, folder, summary)
+    rows = read_table(folder / ROWS, ["episode", "weight"], role)
+    episodes = read_table(folder / EPISODES, ["episode", "log_weight"], role)
+    weight = rows["weight"].to_numpy()
+    number = rows["episode"].to_numpy()
+    stated = summary[role].get("rows", len(weight))
+    if len(weight) == 0 or len(weight) != stated or not np.isfinite(weight).all():
+        raise Unusable(f"{folder / ROWS}: weight: not a finite number for each of {stated} rows")
+    ends = np.append(np.flatnonzero(np.diff(number)) + 1, len(number))
+    if not np.array_equal(number[ends - 1], np.arange(len(ends))) or len(episodes) != len(ends):
+        raise Unusable(f"{folder}: {ROWS} and {EPISODES} do not agree on the episodes")
+    best = np.empty(len(ends))
+    best[episodes["episode"].to_numpy()] = episodes["log_weight"].to_numpy()
+    order = np.argsort(-best, kind="stable")
+    return Scores(role, weight, ends, order, float(summary["threshold"]), summary)
+
+
+def read_summary(folder: Path) -> Row:
+    path = folder / SUMMARY
+    if not path.exists():
+        raise Unusable(f"{folder}: no scores here ({SUMMARY} is missing)")
+    summary = read_json(path)
+    try:
+        float(summary["threshold"])
+        for role in SOURCES:
+            str(summary[role]["digest"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise Unusable(f"{path}: not a summary of scores: {one_line(error)}") from error
+    return summary
+
+
+def read_page(folder: Path) -> tuple[Row, Row]:
+    """The summary and what else the page shows. The page itself checks their content."""
+    return read_summary(folder), read_json(folder / PAGE)
+
+
+def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role:
+    digest = digest_source(data)
+    for role in reversed(SOURCES):
+        if digest == summary[role]["digest"]:
+            return role
+    raise Unusable(
+        f"{os.fspath(data)}: not what {folder} has scores of ({summary['supplementary'].get('path')} and "
+        f"{summary['expert'].get('path')}), or changed since; score it again"
+    )
+
+
+def read_table(path: Path, columns: list[str], role: Role) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns, filters=pc.field("source") == role)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise Unusable(f"{path}: cannot read the scores: {one_line(error)}") from error

@@ -1,0 +1,183 @@
+"""`page.json`: what the page shows beyond `summary.json`, small however many rows were scored.
+
+It has histograms, a strip of weights for each episode that is shown, a map of states and, where the files say who made
+each row, how well the weights agree with that. This truth is read here only, after all weights are known.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from sklearn.utils.extmath import randomized_svd
+
+from demosift.data import RowSource
+from demosift.report.statistics import probability_greater
+from demosift.report.weights import weight_histogram
+from demosift.sift.diagnosis import calibration_bins, roc_curve
+from demosift.sift.overlap import Sample, state_scale
+from demosift.types import Origin
+
+CELLS = 200  # in an episode's strip
+ALL_EPISODES, BEST, WORST, BETWEEN = 500, 100, 100, 300
+EXPERT_EPISODES = 10
+MAP_EXPERT, MAP_SUPPLEMENTARY = 1_000, 3_000
+LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # 61 of them: the threshold is the middle one
+MIDDLE = 30
+GOOD = ("expert", "clean")  # origins that are the expert's
+MOST_JUDGED = 200_000
+
+Columns = dict[str, np.ndarray]
+Weights = Float[np.ndarray, "rows"]
+
+
+def page_content(
+    sources: tuple[RowSource, RowSource],
+    weight: Weights,
+    episodes: Columns,
+    samples: tuple[Sample, Sample],
+    threshold: float,
+) -> dict[str, Any]:
+    """`episodes`: the columns of `episodes.parquet`. `samples`: rows of both sets, for the map."""
+    num_expert = sources[0].num_rows
+    scale = colour_scale(weight, threshold)
+    source = (np.arange(len(weight)) >= num_expert).astype(np.int8)
+    return {
+        "scale": scale,
+        "histogram": weight_histogram(weight, source, ("expert", "supplementary")),
+        "episodes": {
+            "expert": show_episodes(sources[0], 0, weight[:num_expert], episodes, scale),
+            "supplementary": show_episodes(
+                sources[1], len(sources[0].episode_ends), weight[num_expert:], episodes, scale
+            ),
+        },
+        "map": state_map(*samples, weight, num_expert, scale),
+        "truth": judge_by_truth(sources, weight, num_expert),
+    }
+
+
+def colour_scale(weight: Weights, threshold: float) -> dict[str, float]:
+    """log10 of the weights at both ends of the colour scale and at its middle, the threshold."""
+    low, high = np.quantile(weight, [0.01, 0.99])
+    middle = float(np.log10(threshold))
+    return {
+        "low": round(min(float(np.log10(low)), middle - 0.5), 4),
+        "middle": round(middle, 4),
+        "high": round(max(float(np.log10(high)), middle + 0.3), 4),
+    }
+
+
+def as_levels(log_weight: Float[np.ndarray, "cells"], scale: dict[str, float]) -> str:
+    """A character for each weight; the middle one stands for the threshold."""
+    below = (log_weight - scale["low"]) / (scale["middle"] - scale["low"])
+    above = (log_weight - scale["middle"]) / (scale["high"] - scale["middle"])
+    level = np.where(log_weight < scale["middle"], np.minimum(MIDDLE * below, MIDDLE - 1), MIDDLE + MIDDLE * above)
+    return "".join(LEVELS[i] for i in np.clip(np.round(level), 0, 2 * MIDDLE).astype(int).tolist())
+
+
+def show_episodes(
+    source: RowSource, first: int, weight: Weights, episodes: Columns, scale: dict[str, float]
+) -> dict[str, Any]:
+    """The episodes that the page lists, best first; `first` is where this source's begin in `episodes`."""
+    own = {name: values[first : first + len(source.episode_ends)] for name, values in episodes.items()}
+    order = np.argsort(own["rank"], kind="stable")
+    if first == 0:
+        order = order[:EXPERT_EPISODES]
+    elif len(order) > ALL_EPISODES:
+        between = np.linspace(BEST, len(order) - WORST - 1, BETWEEN).astype(int)
+        order = order[np.concatenate([np.arange(BEST), between, np.arange(len(order) - WORST, len(order))])]
+    truth = majority_origin(source.origin, source.episode_starts) if source.origin else None
+    shown = [
+        {
+            "episode": int(index),
+            "rank": int(own["rank"][index]),
+            "rows": int(own["rows"][index]),
+            "kept": round(float(own["kept"][index]), 4),
+            "mean": float(f"{own['mean'][index]:.4g}"),
+            "typical": float(f"{np.exp(own['log_weight'][index]):.4g}"),
+            "strip": strip(weight[source.episode_starts[index] : source.episode_ends[index]], scale),
+            **({} if truth is None else {"origin": int(truth[index])}),
+        }
+        for index in order.tolist()
+    ]
+    return {
+        "total": len(source.episode_ends),
+        "shown": shown,
+        "origins": [] if source.origin is None else list(source.origin.names),
+    }
+
+
+def strip(weight: Weights, scale: dict[str, float]) -> str:
+    """An episode's weights as geometric means over at most `CELLS` stretches."""
+    log_weight = np.log10(weight)
+    cells = min(CELLS, len(weight))
+    starts = np.arange(cells) * len(weight) // cells
+    means = np.add.reduceat(log_weight, starts) / np.diff(starts, append=len(weight))
+    return as_levels(means, scale)
+
+
+def majority_origin(origin: Origin, starts: Int[np.ndarray, "episodes"]) -> Int[np.ndarray, "episodes"]:
+    counts = np.stack([np.add.reduceat((origin.code == c).astype(np.int64), starts) for c in range(len(origin.names))])
+    return counts.argmax(axis=0)
+
+
+def state_map(
+    expert: Sample, supplementary: Sample, weight: Weights, num_expert: int, scale: dict[str, float]
+) -> dict[str, Any]:
+    """The sampled states along the two directions in which they vary most, in the scale used for distances."""
+    per = state_scale(expert.obs, supplementary.obs)
+    parts = [thinned(expert, MAP_EXPERT), thinned(supplementary, MAP_SUPPLEMENTARY)]
+    # Otherwise the map would show nothing but a few outliers.
+    states = np.clip(np.concatenate([part.obs for part in parts]) / per - expert.obs.mean(axis=0) / per, -10, 10)
+    states = states - states.mean(axis=0)
+    _, singular, axes = randomized_svd(states, min(2, states.shape[1]), random_state=0)
+    place = states @ axes.T
+    if place.shape[1] < 2:  # one number per state
+        place = np.concatenate([place, np.zeros_like(place)], axis=1)
+    low, high = np.quantile(place, [0.002, 0.998], axis=0)
+    place = np.clip((place - low) / np.maximum(high - low, 1e-9), 0, 1)
+    rows = np.concatenate([parts[0].row, num_expert + parts[1].row])
+    return {
+        "expert": len(parts[0].row),
+        "x": np.round(1000 * place[:, 0]).astype(int).tolist(),
+        "y": np.round(1000 * place[:, 1]).astype(int).tolist(),
+        "level": as_levels(np.log10(weight[rows]), scale),
+        "episode": np.concatenate([part.episode for part in parts]).tolist(),
+        "step": np.concatenate([part.step for part in parts]).tolist(),
+        "variance": min(1.0, float((singular**2).sum() / max((states**2).sum(), 1e-12))),
+    }
+
+
+def thinned(sample: Sample, most: int) -> Sample:
+    rows = np.linspace(0, len(sample.row) - 1, min(most, len(sample.row))).astype(int)
+    return Sample(*(values[rows] for values in sample))
+
+
+def judge_by_truth(sources: tuple[RowSource, RowSource], weight: Weights, num_expert: int) -> dict[str, Any] | None:
+    """The weights of the pile's rows by their true origin, where its file says so."""
+    origin = sources[1].origin
+    if origin is None:
+        return None
+    own = weight[num_expert:]
+    good = np.isin(origin.code, [code for code, name in enumerate(origin.names) if name in GOOD])
+    result: dict[str, Any] = {
+        "histogram": weight_histogram(own, origin.code, origin.names) | {"separation": None},
+        "auc": None,
+    }
+    thin = slice(None, None, -(-len(own) // MOST_JUDGED))
+    value, right = own[thin], good[thin]
+    if right.all() or not right.any():
+        return result
+    # A row's chance to be the expert's is proportional to its weight, up to one.
+    chance = np.minimum(value / np.quantile(weight[:num_expert], 0.5), 1.0)
+    ones = np.ones(len(value))
+    return result | {
+        "good": named(origin.names, origin.code[good]),
+        "other": named(origin.names, origin.code[~good]),
+        "auc": probability_greater(value[right], value[~right]),
+        "roc": roc_curve(value[right], value[~right]),
+        "calibration": calibration_bins(chance, right.astype(np.float64), ones),
+    }
+
+
+def named(names: tuple[str, ...], codes: Int[np.ndarray, "rows"]) -> list[str]:
+    return [names[code] for code in np.unique(codes).tolist()]

@@ -1,0 +1,16 @@
+"""The cores this process may use, and a thread for each."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from threadpoolctl import threadpool_limits
+
+
+def available_cores() -> int:
+    """Cores this process may use, which in a container or under a batch system are fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_threads() -> ThreadPoolExecutor:
+    """A thread for each core, in each of which OpenMP is kept from starting one per core again for scikit-learn."""
+    return ThreadPoolExecutor(available_cores(), initializer=threadpool_limits, initargs=(1, "openmp"))
