@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, DemoDICE, WBCUTwoStage, register
+    from demosift.algorithms import BC, DWBC, NBCU, WBCU, DemoDICE, WBCUTwoStage, register
     from demosift.data import load, read_dataset, write_dataset
     from demosift.learning.algorithm import Batch, algorithm
     from demosift.learning.fit import fit, weigh
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from demosift.results.export import export_onnx
     from demosift.results.run import Run, load_run
     from demosift.sift.filtering import filter_dataset, with_scores
+    from demosift.sift.method import REGISTRY, Sift
     from demosift.sift.scoring import score
     from demosift.simulation.environments import normalised_score, resolve
     from demosift.simulation.evaluation import Evaluator, evaluate, load_policy
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
-    "algorithms": ["BC", "DWBC", "NBCU", "REGISTRY", "WBCU", "DemoDICE", "WBCUTwoStage", "register"],
+    "algorithms": ["BC", "DWBC", "NBCU", "WBCU", "DemoDICE", "WBCUTwoStage", "register"],
     "learning.algorithm": ["Batch", "algorithm"],
     "tasks.record": ["record"],
     "tasks.recipes": ["make_task"],
@@ -32,6 +33,7 @@ _HOMES = {
     "policy": ["Policy"],
     "results.run": ["Run", "load_run"],
     "sift.filtering": ["filter_dataset", "with_scores"],
+    "sift.method": ["REGISTRY", "Sift"],
     "sift.scoring": ["score"],
     "learning.fit": ["fit", "weigh"],
     "types": ["Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Transitions"],
@@ -53,6 +55,7 @@ __all__ = [
     "InputError",
     "Policy",
     "Run",
+    "Sift",
     "Transitions",
     "WBCUTwoStage",
     "algorithm",

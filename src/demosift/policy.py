@@ -36,7 +36,8 @@ class Policy:
     """`layers` with ReLU between them, on `(obs + shift) * scale`.
 
     A tanh-Gaussian's last layer gives [mean | log_std] and acts with `tanh(mean)`, the mean clipped to ±`mean_limit`; a
-    categorical one gives logits and acts with the largest, as an int8 one-hot row.
+    categorical one gives logits and acts with the largest, as an int8 one-hot row. With an `ensemble` of K, each member
+    is K networks that stand together, and acts with the mean of their actions (categorical: of their probabilities).
     """
 
     kind: Kind
@@ -46,6 +47,7 @@ class Policy:
     mean_limit: float | None = None
     environment: EnvironmentSpec | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    ensemble: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(Layer(*layer) for layer in self.layers))
@@ -55,7 +57,7 @@ class Policy:
 
     @property
     def num_members(self) -> int:
-        return len(self.shift)
+        return len(self.shift) // self.ensemble
 
     @property
     def obs_dim(self) -> int:
@@ -81,16 +83,35 @@ class Policy:
 
     def act(self, obs: Float[np.ndarray, "members n obs"]) -> Shaped[np.ndarray, "members n action"]:
         """Deterministic actions, in [-1, 1] or one-hot."""
-        outputs = self.outputs(obs)
+        proposed = self.proposals(obs)
+        action = proposed[:, 0] if self.ensemble == 1 else proposed.mean(axis=1)
         if self.kind == "categorical":
-            return np.eye(self.action_dim, dtype=np.int8)[np.argmax(outputs, axis=-1)]
+            return np.eye(self.action_dim, dtype=np.int8)[np.argmax(action, axis=-1)]
+        return action
+
+    def proposals(self, obs: Float[np.ndarray, "members n obs"]) -> Float[np.ndarray, "members ensemble n action"]:
+        """The action of every network of every member; of a categorical one, its logits or, in an ensemble,
+        probabilities."""
+        outputs = self.outputs(obs if self.ensemble == 1 else np.repeat(obs, self.ensemble, axis=0))
+        outputs = outputs.reshape(len(obs), self.ensemble, *outputs.shape[1:])
+        if self.kind == "categorical":
+            return outputs if self.ensemble == 1 else _softmax(outputs)
         mean = outputs[..., : self.action_dim]
         if self.mean_limit is not None:
             mean = np.clip(mean, -self.mean_limit, self.mean_limit)
         return np.tanh(mean)
 
+    def disagreement(self, obs: Float[np.ndarray, "members n obs"]) -> Float[np.ndarray, "members n"]:
+        """How far the networks of an ensemble are apart: the root of their actions' variance, summed over dimensions.
+
+        It is small where the training data are and grows away from them.
+        """
+        if self.ensemble == 1:
+            raise InputError("disagreement: the policy is one network; train with an ensemble")
+        return np.sqrt(self.proposals(obs).var(axis=1, ddof=1).sum(axis=-1))
+
     def members(self, indices: Sequence[int]) -> "Policy":
-        rows = list(indices)
+        rows = [self.ensemble * index + place for index in indices for place in range(self.ensemble)]
         layers = tuple(Layer(kernel[rows], bias[rows]) for kernel, bias in self.layers)
         return replace(self, layers=layers, shift=self.shift[rows], scale=self.scale[rows])
 
@@ -110,6 +131,7 @@ class Policy:
             "mean_limit": self.mean_limit,
             "environment": None if self.environment is None else asdict(self.environment),
             "metadata": dict(self.metadata),
+            **({} if self.ensemble == 1 else {"ensemble": self.ensemble}),
         }
         with atomic_write(path) as temporary:
             # One entry: safetensors writes several in an order that changes from run to run.
@@ -139,6 +161,7 @@ class Policy:
                 mean_limit=config["mean_limit"],
                 environment=_environment(config["environment"]),
                 metadata=config["metadata"],
+                ensemble=config.get("ensemble", 1),
             )
         except KeyError as error:
             raise InputError(f"{path}: not a demosift policy: {error.args[0]!r} is missing") from error
@@ -175,6 +198,11 @@ class RandomPolicy:
 Actor = Policy | RandomPolicy
 
 
+def _softmax(logits: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
 def _environment(config: dict[str, Any] | None) -> EnvironmentSpec | None:
     if config is None:
         return None
@@ -193,6 +221,8 @@ def _problem(policy: Policy) -> str | None:
     if policy.shift.ndim != 2 or policy.shift.shape != policy.scale.shape:
         return f"normaliser shapes {policy.shift.shape} and {policy.scale.shape}, expected twice [members, obs]"
     members, width = policy.shift.shape
+    if type(policy.ensemble) is not int or policy.ensemble < 1 or members % policy.ensemble:
+        return f"{members} networks cannot be ensembles of {policy.ensemble!r}"
     for index, (kernel, bias) in enumerate(policy.layers):
         if kernel.ndim != 3 or kernel.shape[:2] != (members, width) or bias.shape != (members, kernel.shape[2]):
             expected = f"[{members}, {width}, out] and [{members}, out]"

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.cloning import PAPER, Cloner, clone, init_cloner
 from demosift.learning.learner import Learner
 from demosift.learning.networks import Policy
 from demosift.types import Transitions
@@ -23,9 +23,11 @@ class State(NamedTuple):
     policy: Learner
 
 
-def clone_evenly(state: State, rows: Transitions, learning_rate: float) -> tuple[State, Metrics]:
+def clone_evenly(
+    state: State, rows: Transitions, learning_rate: float, iteration: Array, cloner: Cloner
+) -> tuple[State, Metrics]:
     """A step in which every row counts the same."""
-    policy, loss = clone(state.policy, rows, jnp.ones(rows.reward.shape), learning_rate)
+    policy, loss = clone(state.policy, rows, jnp.ones(rows.reward.shape), learning_rate, iteration, cloner)
     return State(policy), {"policy_loss": loss}
 
 
@@ -41,15 +43,16 @@ class BC:
     learning_rate: float = 3e-4
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = PAPER
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        return State(init_cloner(batch, self.hidden, key))
+        return State(init_cloner(batch, self.hidden, key, self.cloner))
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        return clone_evenly(state, batch.expert, self.learning_rate)
+        return clone_evenly(state, batch.expert, self.learning_rate, iteration, self.cloner)
 
     def policy(self, state: State) -> Policy:
-        return state.policy.params
+        return state.policy.acting
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         return jnp.ones(rows.reward.shape)

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work, slope_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import clone
+from demosift.learning.cloning import PAPER, Cloner, clone, init_cloner
 from demosift.learning.discriminator import discriminate, init_discriminator, weight_metrics
 from demosift.learning.learner import Learner, descend, start
 from demosift.learning.losses import gradient_penalty, mix, smoothed_cost
@@ -28,7 +28,6 @@ from demosift.learning.networks import (
     Perceptron,
     Policy,
     he_normal,
-    init_policy,
     init_scalar_network,
     scalar,
     state_action,
@@ -80,12 +79,13 @@ class DemoDICE:
     critic_learning_rate: float = 3e-4
     batch_size: int = 512
     hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = PAPER
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         policy_key, discriminator_key, critic_key = jax.random.split(key, 3)
-        obs, action = batch.union.obs, batch.union.action
+        obs = batch.union.obs
         return State(
-            start(init_policy(policy_key, obs, action, self.hidden, he_normal)),
+            init_cloner(batch, self.hidden, policy_key, self.cloner, he_normal),
             init_discriminator(batch, self.hidden, discriminator_key, last=he_normal, last_bias=False),
             start(init_scalar_network(critic_key, obs.shape[-1], self.hidden, he_normal, last_bias=False)),
         )
@@ -96,7 +96,7 @@ class DemoDICE:
         )
         critic, critic_loss, advantage = self.criticise(state.critic, batch, -smoothed_cost(z_union))
         weight = normalised_weight(advantage, 1.0 + self.alpha)
-        policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate)
+        policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate, iteration, self.cloner)
         metrics |= {"policy_loss": policy_loss, "critic_loss": critic_loss, **weight_metrics(weight)}
         return State(policy, discriminator, critic), metrics
 
@@ -123,7 +123,7 @@ class DemoDICE:
         return descend(critic, gradient, self.critic_learning_rate), value, gain
 
     def policy(self, state: State) -> Policy:
-        return state.policy.params
+        return state.policy.acting
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         """exp(A/K): the weight, up to the constant that normalises a batch."""

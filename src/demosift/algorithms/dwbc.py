@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from demosift.learning.about import About, Work, cloning_work, forward_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import PAPER, Cloner, update_policy
 from demosift.learning.discriminator import weight_metrics
 from demosift.learning.learner import Learner, descend, start
 from demosift.learning.losses import weighted_loss
@@ -111,17 +112,19 @@ class DWBC:
     discriminator_every: int = 100
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = PAPER
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         policy_key, sample_key, likelihood_key, joint_key = jax.random.split(key, 4)
         obs, action = batch.union.obs, batch.union.action
-        policy = init_policy(policy_key, obs, action, self.hidden, fan_in_uniform, MEAN_LIMIT)
+        floor = self.cloner.log_std_floor
+        policy = init_policy(policy_key, obs, action, self.hidden, fan_in_uniform, MEAN_LIMIT, floor)
         dimensions = action.shape[-1] if isinstance(policy, TanhGaussian) else 1
         first, *rest = self.hidden
         (sample,) = init_perceptron(sample_key, (obs.shape[-1] + action.shape[-1], first // 2), [fan_in_uniform])
         (likelihood,) = init_perceptron(likelihood_key, (dimensions, first // 2), [fan_in_uniform])
         joint = init_perceptron(joint_key, (first // 2 * 2, *rest, 1), [fan_in_uniform] * (len(rest) + 1))
-        return State(start(policy), start(Discriminator(sample, likelihood, joint)))
+        return State(start(policy, self.cloner.average > 0.0), start(Discriminator(sample, likelihood, joint)))
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
         expert, other = batch.expert, batch.supplementary
@@ -146,9 +149,8 @@ class DWBC:
 
         (loss, aux), gradient = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
         log_prob, d_expert, d_other, weight = aux
-        policy = descend(
-            state.policy, gradient, self.learning_rate, epsilon=TORCH_ADAM_EPSILON, weight_decay=self.weight_decay
-        )
+        adam = {"epsilon": TORCH_ADAM_EPSILON, "weight_decay": self.weight_decay}
+        policy = update_policy(state.policy, gradient, self.learning_rate, iteration, self.cloner, **adam)
         due = (iteration + 1) % self.discriminator_every == 0
         discriminator = jax.lax.cond(due, discriminator_step, lambda same: same, state.discriminator)
         metrics = {
@@ -160,7 +162,7 @@ class DWBC:
         return State(policy, discriminator), metrics
 
     def policy(self, state: State) -> Policy:
-        return state.policy.params
+        return state.policy.acting
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         """The weight each row would have as a supplementary sample."""

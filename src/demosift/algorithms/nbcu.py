@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from demosift.algorithms.bc import State, clone_evenly
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import init_cloner
+from demosift.learning.cloning import PAPER, Cloner, init_cloner
 from demosift.learning.networks import Policy
 from demosift.types import Transitions
 
@@ -28,15 +28,16 @@ class NBCU:
     learning_rate: float = 3e-4
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = PAPER
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        return State(init_cloner(batch, self.hidden, key))
+        return State(init_cloner(batch, self.hidden, key, self.cloner))
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        return clone_evenly(state, batch.union, self.learning_rate)
+        return clone_evenly(state, batch.union, self.learning_rate, iteration, self.cloner)
 
     def policy(self, state: State) -> Policy:
-        return state.policy.params
+        return state.policy.acting
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         return jnp.ones(rows.reward.shape)

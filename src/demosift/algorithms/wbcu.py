@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work, slope_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import clone, init_cloner
+from demosift.learning.cloning import PAPER, Cloner, clone, init_cloner
 from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weigh_rows, weight_metrics
 from demosift.learning.learner import Learner
 from demosift.learning.networks import Policy
@@ -31,9 +31,10 @@ class State(NamedTuple):
     discriminator: Learner
 
 
-def init_state(batch: Batch, hidden: tuple[int, ...], key: PRNGKeyArray) -> State:
+def init_state(batch: Batch, hidden: tuple[int, ...], key: PRNGKeyArray, cloner: Cloner) -> State:
     policy_key, discriminator_key = jax.random.split(key)
-    return State(init_cloner(batch, hidden, policy_key), init_discriminator(batch, hidden, discriminator_key))
+    policy = init_cloner(batch, hidden, policy_key, cloner)
+    return State(policy, init_discriminator(batch, hidden, discriminator_key))
 
 
 @algorithm
@@ -53,20 +54,21 @@ class WBCU:
     penalty: Literal["logit", "probability"] = "logit"
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = PAPER
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        return init_state(batch, self.hidden, key)
+        return init_state(batch, self.hidden, key, self.cloner)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
         discriminator, z_union, metrics = discriminate(
             state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, self.penalty
         )
         weight = ratio_weight(z_union, self.ratio, self.threshold)
-        policy, loss = clone(state.policy, batch.union, weight, self.learning_rate)
+        policy, loss = clone(state.policy, batch.union, weight, self.learning_rate, iteration, self.cloner)
         return State(policy, discriminator), {"policy_loss": loss, **metrics, **weight_metrics(weight)}
 
     def policy(self, state: State) -> Policy:
-        return state.policy.params
+        return state.policy.acting
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         return weigh_rows(state.discriminator, rows, self.ratio, self.threshold)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from demosift.algorithms.wbcu import State, init_state
 from demosift.learning.about import About, Work, cloning_work, forward_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
-from demosift.learning.cloning import clone
+from demosift.learning.cloning import PAPER, Cloner, clone
 from demosift.learning.discriminator import discriminate, ratio_weight, weigh_rows, weight_metrics
 from demosift.learning.networks import Policy
 from demosift.types import Transitions
@@ -43,9 +43,10 @@ class WBCUTwoStage:
     discriminator_iterations: int = 10_000
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = PAPER
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
-        return init_state(batch, self.hidden, key)
+        return init_state(batch, self.hidden, key, self.cloner)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
         def discriminator_step(state: State) -> tuple[State, Metrics]:
@@ -59,7 +60,7 @@ class WBCUTwoStage:
 
         def policy_step(state: State) -> tuple[State, Metrics]:
             weight = self.weigh(state, batch.union) if batch.weight is None else self.kept(batch.weight)
-            policy, loss = clone(state.policy, batch.union, weight, self.learning_rate)
+            policy, loss = clone(state.policy, batch.union, weight, self.learning_rate, iteration, self.cloner)
             unknown = {"discriminator_loss": jnp.nan, "discriminator_accuracy": jnp.nan}
             return State(policy, state.discriminator), as_float32(
                 {"policy_loss": loss, **unknown, **weight_metrics(weight)}
@@ -73,7 +74,7 @@ class WBCUTwoStage:
         return jnp.where(weight >= self.threshold, weight, 0.0)
 
     def policy(self, state: State) -> Policy:
-        return state.policy.params
+        return state.policy.acting
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         return weigh_rows(state.discriminator, rows, self.ratio, self.threshold)

@@ -6,7 +6,6 @@ members.
 """
 
 import argparse
-import dataclasses
 import errno
 import json
 import os
@@ -24,8 +23,10 @@ from demosift.types import InputError
 
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
     "alpha": "alpha of the method's paper",
+    "average": "share that each step keeps of a moving average of the policy's parameters, such as 0.999; 0 for none",
     "batch_size": "rows in a batch",
     "critic_learning_rate": "learning rate of the critic",
+    "decay": "decoupled weight decay of the policy",
     "discount": "discount factor",
     "discriminator_every": "iterations between steps of the discriminator",
     "discriminator_iterations": "iterations of the discriminator, before those of the policy",
@@ -34,9 +35,13 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "gradient_penalty": "coefficient of the discriminator's gradient penalty",
     "hidden": "widths of the hidden layers",
     "learning_rate": "learning rate of the policy",
+    "log_std_floor": "smallest log standard deviation of the policy",
+    "loss": "likelihood of the action, or squared error of the action that is taken",
     "nu_penalty": "coefficient of the critic's gradient penalty",
     "penalty": "output whose gradient is penalised",
+    "rate_schedule": "learning rate that stays, or falls to zero at the end like a cosine",
     "ratio": "density ratio as in the paper's code (smoothed) or in the paper (exact)",
+    "scorer": "scorer that weighs the data",
     "threshold": "smallest weight that counts; lower ones become zero",
     "weight_decay": "weight decay of the policy",
 }
@@ -266,6 +271,9 @@ def add_grid(sub: Parser) -> None:
     add("--gradient-penalties", type=float, nargs="+", help=about)
     about = "change a setting of every algorithm that has it, or of one with ALGORITHM.NAME=VALUE"
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
+    about = "networks that act as one policy (default: one; five for sift)"
+    add("--ensemble", type=positive, metavar="K", help=about)
+    add_named_recipe(sub)
     add("--add", action="store_true", help="keep the grid in --out as it is and add this one to its tables")
     add_precision(sub)
     about = "write a checkpoint and stop after this time; the same command continues"
@@ -292,7 +300,8 @@ def add_actions(sub: Parser) -> None:
 
 
 def add_algorithms(train: Parser) -> None:
-    from demosift.algorithms import REGISTRY
+    from demosift.learning.algorithm import describe, number_fields, setting_fields
+    from demosift.sift.method import REGISTRY
 
     algorithms = train.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True, parser_class=Parser)
     for each in REGISTRY.values():
@@ -303,11 +312,15 @@ def add_algorithms(train: Parser) -> None:
         add("--expert", help="the expert's data: a file, a folder or minari:ID")
         add("--supplementary", help="the supplementary data, in any of the same forms")
         if each.takes_weights:
-            add("--scores", metavar="DIR", help="folder of weights that score wrote, which replace the discriminator")
+            add("--scores", metavar="DIR", help="folder of weights that score wrote, used as they are")
         add("--out", required=True, help="folder for the run")
         add("--seeds", type=positive, default=1, help="members per setting (default: 1)")
         add("--seed", type=int, default=0, help="the first seed (default: 0)")
-        add("--iterations", type=positive, default=100_000, help="iterations to train (default: 100000)")
+        about = f"iterations to train (default: {each.about.iterations})"
+        add("--iterations", type=positive, default=each.about.iterations, help=about)
+        about = f"networks that act as one policy, by the mean of their actions (default: {each.about.ensemble})"
+        add("--ensemble", type=positive, default=each.about.ensemble, metavar="K", help=about)
+        add_named_recipe(sub)
         add("--env", help="environment to evaluate in (default: the one stored with the data)")
         about = "iterations between evaluations; 0 means never (default: 10000)"
         add("--evaluate-every", type=int, default=10_000, help=about)
@@ -327,26 +340,36 @@ def add_algorithms(train: Parser) -> None:
         add("--wandb", metavar="PROJECT", help="also log to this Weights & Biases project")
         add_recipe(sub)
         fields = sub.add_argument_group("hyper-parameters", "several values of a number train several members")
-        hints = typing.get_type_hints(each)
-        for field in dataclasses.fields(each):  # type: ignore[arg-type]
-            add_field(fields, field.name, hints[field.name], field.default)
+        defaults = describe(each())
+        for field in setting_fields(each):
+            if field.metadata.get("flag", True):
+                several = field.name in number_fields(each)
+                add_field(fields, field.name, field.type, defaults.get(field.name, field.default), several)
 
 
-def add_field(group: Any, name: str, hint: Any, default: Any) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    value = " ".join(map(str, default)) if isinstance(default, tuple) else default
+def add_named_recipe(sub: Parser) -> None:
+    about = "named settings for any method; robust clones better in fewer iterations (default: the method's own)"
+    sub.add_argument("--recipe", choices=["paper", "robust"], help=about)
+
+
+def add_field(group: Any, name: str, hint: Any, default: Any, several: bool) -> None:
+    """A flag of one hyper-parameter. What is not given stays out of the options, so that a recipe may say it."""
+    value = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
     about = f"{MEANINGS.get(name, name.replace('_', ' '))} (default: {value})"
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": about}
     if hint is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=about)
-    elif hint is float:
-        group.add_argument(flag, type=float, nargs="+", default=[default], help=about)
+        options |= {"action": argparse.BooleanOptionalAction}
+    elif hint in (float, float | None):
+        options |= {"type": float, **({"nargs": "+"} if several else {})}
     elif typing.get_origin(hint) is typing.Literal:
-        group.add_argument(flag, choices=typing.get_args(hint), default=default, help=about)
+        options |= {"choices": typing.get_args(hint)}
     elif typing.get_origin(hint) is tuple:
-        number = float if float in typing.get_args(hint) else positive
-        group.add_argument(flag, type=number, nargs="*", default=default, help=about)
+        options |= {"type": float if float in typing.get_args(hint) else positive, "nargs": "*"}
+    elif hint is bool:
+        options |= {"action": argparse.BooleanOptionalAction}
     else:
-        group.add_argument(flag, type=str if hint is str else int, default=default, help=about)
+        options |= {"type": str if hint is str else int}
+    group.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
 def positive(text: str) -> int:

@@ -100,9 +100,9 @@ def run_task(options: argparse.Namespace) -> Answer:
 def run_train(options: argparse.Namespace) -> Answer:
     from contextlib import ExitStack
 
-    from demosift.algorithms import REGISTRY
     from demosift.learning.fit import fit
     from demosift.learning.trackers import TensorBoard, WandB
+    from demosift.sift.method import REGISTRY
     from demosift.simulation.evaluation import Evaluator
 
     cls = REGISTRY[options.algorithm]
@@ -127,6 +127,7 @@ def run_train(options: argparse.Namespace) -> Answer:
             data,
             seeds=seeds,
             iterations=options.iterations,
+            ensemble=options.ensemble,
             normalise=options.normalise,
             precision=options.precision,
             environment=environment,
@@ -145,11 +146,13 @@ def run_train(options: argparse.Namespace) -> Answer:
 
 def settings_of(cls: "type[Algorithm]", options: argparse.Namespace) -> "list[Algorithm]":
     """The algorithm with every combination of the numbers that were given; a tuple is one value."""
-    from demosift.learning.algorithm import make_algorithm, number_fields
+    from demosift.learning.algorithm import make_algorithm, number_fields, setting_fields
+    from demosift.learning.cloning import RECIPES
 
-    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given = {field.name: getattr(options, field.name) for field in setting_fields(cls) if field.name in options}
+    fields = {**RECIPES[options.recipe or "paper"], **given}
     several = number_fields(cls)
-    choices = [value if name in several else [value] for name, value in fields.items()]
+    choices = [value if name in several and isinstance(value, list) else [value] for name, value in fields.items()]
     return [make_algorithm(cls.name, dict(zip(fields, each, strict=True))) for each in itertools.product(*choices)]
 
 
@@ -270,6 +273,7 @@ def run_export(options: argparse.Namespace) -> Answer:
 def run_reproduce(options: argparse.Namespace) -> Answer:
     from demosift.experiments.presets import PENALTIES, Request, default_schedule, parse_settings
     from demosift.experiments.reproduce import reproduce
+    from demosift.learning.cloning import RECIPES
     from demosift.simulation.environments import SHORT_NAMES
 
     request = Request(
@@ -279,7 +283,8 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         schedule=default_schedule(options.iterations, options.evaluate_every, options.episodes, options.early_episodes),
         methods=tuple(options.methods) if options.methods else None,
         penalties=tuple(options.gradient_penalties or PENALTIES),
-        settings=parse_settings(options.set),
+        settings={**RECIPES[options.recipe or "paper"], **parse_settings(options.set)},
+        ensemble=options.ensemble,
         pool=options.pool,
         disjoint=options.disjoint,
         replay=options.replay,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from demosift.algorithms import Algorithm
 from demosift.data.normaliser import NormaliseOver
-from demosift.learning.fit import describe
+from demosift.learning.algorithm import describe
 from demosift.learning.members import Precision, stated
 from demosift.results.cell import cell_id, data_digest
 from demosift.types import InputError
@@ -69,6 +69,7 @@ class Cell:
     schedule: Schedule
     normalise: NormaliseOver = "supplementary"
     precision: Precision = "float32"
+    ensemble: int = 1
 
     @property
     def seed(self) -> int:
@@ -89,6 +90,7 @@ class Cell:
             "iterations": self.iterations,
             "evaluation": dataclasses.asdict(self.schedule),
             **stated(self.precision),
+            **({} if self.ensemble == 1 else {"ensemble": self.ensemble}),
         }
 
     def id(self, data: Mapping[str, Any]) -> str:

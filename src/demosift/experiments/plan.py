@@ -52,8 +52,8 @@ def plan(planned: Sequence[Planned], store: Store, max_members: int | None = Non
     groups: dict[Hashable, list[Planned]] = {}
     for each in todo.values():
         groups.setdefault(shape_of(each.cell, across_environments=not on_cpu), []).append(each)
-    limit = max_members or (len(todo) if on_cpu else MEMBERS_ON_DEVICE)
     for group in groups.values():
+        limit = max_members or (len(todo) if on_cpu else MEMBERS_ON_DEVICE // group[0].cell.ensemble)
         programs += pack(group, max(1, limit))
     return programs
 
@@ -62,7 +62,7 @@ def shape_of(cell: Cell, across_environments: bool) -> Hashable:
     """What the cells of one program must have in common. Numeric settings are leaves and may differ."""
     env = None if across_environments else cell.data.env
     structure = jax.tree.structure(cell.algorithm)
-    return (structure, cell.iterations, cell.schedule, cell.precision, cell.data.recipe, env)
+    return (structure, cell.iterations, cell.schedule, cell.precision, cell.ensemble, cell.data.recipe, env)
 
 
 def pack(group: Sequence[Planned], limit: int) -> list[list[Planned]]:

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demosift.algorithms import REGISTRY, About, facts, make_algorithm
+from demosift.algorithms import About, facts, make_algorithm
 from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn
+from demosift.learning.algorithm import setting_fields
+from demosift.learning.fit import with_horizon
 from demosift.learning.members import Precision, check_precision
+from demosift.sift.method import REGISTRY
 from demosift.simulation.environments import SHORT_NAMES
 from demosift.types import InputError
 
@@ -44,6 +47,7 @@ class Request:
     disjoint: bool = False
     replay: str | None = None
     precision: Precision = "float32"
+    ensemble: int | None = None  # None: the method's own
 
 
 def row_facts() -> dict[str, About]:
@@ -102,9 +106,19 @@ def table(recipe: str, request: Request) -> list[Cell]:
         replay = replay_folder(recipe, env, request)
         for settings, seed in itertools.product(rows(method, request), request.seeds):
             data = DataKey(env, recipe, seed, trained_on, request.pool, request.disjoint, replay)
-            algorithm = make_algorithm(algorithm_of(method), settings)
-            length, schedule, precision = request.iterations, request.schedule, request.precision
-            cells.append(Cell(data, method, algorithm, length, schedule, precision=precision))
+            algorithm = with_horizon(make_algorithm(algorithm_of(method), settings), request.iterations)
+            ensemble = algorithm.about.ensemble if request.ensemble is None else request.ensemble
+            cells.append(
+                Cell(
+                    data,
+                    method,
+                    algorithm,
+                    request.iterations,
+                    request.schedule,
+                    precision=request.precision,
+                    ensemble=ensemble,
+                )
+            )
     return cells
 
 
@@ -157,6 +171,8 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def read_value(kind: Any, text: str) -> Any:
+    if kind == float | None:
+        kind = float
     if typing.get_origin(kind) is tuple:
         number = typing.get_args(kind)[0]
         return tuple(number(part) for part in text.split(",") if part)
@@ -172,5 +188,4 @@ def read_value(kind: Any, text: str) -> Any:
 
 def field_types(algorithm: str) -> dict[str, Any]:
     cls = REGISTRY[algorithm]
-    hints = typing.get_type_hints(cls)
-    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return {each.name: each.type for each in setting_fields(cls) if each.metadata.get("flag", True)}

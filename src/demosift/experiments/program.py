@@ -12,6 +12,7 @@ import numpy as np
 from demosift.experiments.cells import Cell
 from demosift.experiments.prepare import DECIMALS, Prepared
 from demosift.files import plain
+from demosift.learning.algorithm import prepared
 from demosift.learning.members import Member
 from demosift.learning.program import Program
 from demosift.learning.runner import Callback, HostMetrics, Row, Schedule, run
@@ -97,11 +98,12 @@ def make_program(planned: Sequence[Planned]) -> Program:
     members = []
     for each in planned:
         cell, needs = each.cell, each.cell.algorithm.needs_supplementary
-        key = (cell.data, cell.normalise, needs)
+        key = (cell.data, cell.normalise, needs, cell.algorithm.name)
         if key not in shared:
-            shared[key] = each.data.needed(needs), each.data.normaliser(cell.normalise)
+            data = prepared(cell.algorithm, each.data.needed(needs))
+            shared[key] = data, each.data.normaliser(cell.normalise)
         members.append(Member(cell.algorithm, cell.seed, *shared[key], each.data.environment))
-    return Program(members, planned[0].cell.precision)
+    return Program(members, planned[0].cell.precision, planned[0].cell.ensemble)
 
 
 def run_program(

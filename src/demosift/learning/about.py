@@ -14,6 +14,8 @@ class About:
     idea: str = ""  # one line
     colour: int | None = None  # its place in the report's palette; None takes one that no method has
     penalised: bool = False  # whether the paper's tables have a row for each gradient penalty
+    iterations: int = 100_000  # how many it trains for when nobody says
+    ensemble: int = 1  # how many networks act as one policy when nobody says
     contender: bool = True  # False for a row that uses what no method may know
 
 

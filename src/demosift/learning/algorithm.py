@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
 
 import jax
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.networks import Policy
-from demosift.types import InputError, Transitions
+from demosift.types import Demonstrations, InputError, Transitions
 
 Metrics = dict[str, Float[Array, ""]]
 State = Any  # each algorithm's own named tuple
@@ -28,6 +29,7 @@ class Batch(NamedTuple):
     initial: Transitions  # rows that start an episode
     uniform: Float[Array, "2 rows 1"]  # two numbers in [0, 1) for each row, for whatever needs chance
     weight: Float[Array, "rows"] | None = None  # weights of the union's rows, where they come with the data
+    weighted: Transitions | None = None  # rows of the union, drawn in proportion to those weights
 
 
 class Algorithm(Protocol):
@@ -84,16 +86,54 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
     if name not in REGISTRY:
         raise InputError(f"unknown algorithm {name!r}; choose one of {', '.join(REGISTRY)}")
     cls, settings = REGISTRY[name], settings or {}
-    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(settings) - known)
+    known = [field.name for field in setting_fields(cls)]
+    unknown = sorted(set(settings) - set(known))
     if unknown:
         raise InputError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(field.type):
+            own = {part.name: given.pop(part.name) for part in dataclasses.fields(field.type) if part.name in given}
+            if own:
+                given[field.name] = dataclasses.replace(field.default, **own)  # type: ignore[type-var]
+    return cls(**given)
+
+
+def setting_fields(cls: type) -> list[dataclasses.Field]:
+    """The hyper-parameters, with those of a nested group (how the policy is cloned) among the others."""
+    found = []
+    for field in dataclasses.fields(cls):
+        found += dataclasses.fields(field.type) if dataclasses.is_dataclass(field.type) else [field]
+    return found
+
+
+def prepared(setting: Algorithm, data: Demonstrations, folder: Path | None = None) -> Demonstrations:
+    """The data with what the method needs beside it. A method that needs something has a `prepare` like this function,
+    which may keep it in the folder."""
+    prepare = getattr(setting, "prepare", None)
+    return data if prepare is None else prepare(data, folder)
 
 
 def number_fields(cls: type) -> list[str]:
-    """The hyper-parameters in which members of one program may differ: those annotated `float`."""
+    """The hyper-parameters in which members of one program may differ: the algorithm's own, annotated `float`."""
     return [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+
+
+def describe(setting: Algorithm) -> dict[str, Any]:
+    """The algorithm's name and hyper-parameters, as plain JSON values that `make_algorithm` takes.
+
+    A nested group is told only where it differs from what the first release did, which knew no such group: so the
+    settings, and with them the ids of results, stay what they were.
+    """
+    told: dict[str, Any] = {"algorithm": setting.name}
+    for field in dataclasses.fields(setting):  # type: ignore[arg-type]
+        value = getattr(setting, field.name)
+        if dataclasses.is_dataclass(value):
+            base = type(value)()
+            told |= {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(base, k)}  # type: ignore
+        else:
+            told[field.name] = list(value) if isinstance(value, tuple) else value
+    return told
 
 
 @dataclass_transform(frozen_default=True)

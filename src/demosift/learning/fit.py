@@ -16,7 +16,8 @@ from jaxtyping import Array, Float
 from demosift.data import check_pair
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.files import plain, provenance
-from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, State, make_algorithm
+from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, State, describe, make_algorithm, prepared
+from demosift.learning.cloning import Cloner
 from demosift.learning.members import Precision, check_precision, every_member, fill, stated
 from demosift.learning.program import Program
 from demosift.learning.runner import Callback, Evaluator, HostMetrics, Schedule, due, finite_members, run
@@ -38,7 +39,8 @@ def fit(
     data: Demonstrations | Sequence[Demonstrations],
     *,
     seeds: int | Sequence[int] = 1,
-    iterations: int = 100_000,
+    iterations: int | None = None,
+    ensemble: int | None = None,
     normalise: NormaliseOver = "supplementary",
     precision: Precision = "float32",
     environment: EnvironmentSpec | None = None,
@@ -55,10 +57,12 @@ def fit(
     """Train every setting with every seed, together.
 
     `algorithm`: one, or several of the same class that differ in numbers only (penalties, thresholds, learning rates).
-    `data`: one dataset for all seeds, or one per seed. `seeds`: how many, or which. With `out` the run is written to
-    that folder as it goes, with a checkpoint every `checkpoint_every` iterations, from which `resume` continues.
-    `precision`: bfloat16 is faster on a GPU. `task` names the task from which the data was drawn, so that a report can
-    group its seeds. `progress`: None shows a bar on a terminal.
+    `data`: one dataset for all seeds, or one per seed. `seeds`: how many, or which. `iterations` and `ensemble` default
+    to the algorithm's own; with an ensemble of K each member is K networks on the same data, which act as one policy by
+    the mean of their actions. With `out` the run is written to that folder as it goes, with a checkpoint every
+    `checkpoint_every` iterations, from which `resume` continues. `precision`: bfloat16 is faster on a GPU. `task` names
+    the task from which the data was drawn, so that a report can group its seeds. `progress`: None shows a bar on a
+    terminal.
 
     A member whose parameters are no longer finite is left out of the policy, with a warning; the reason is in
     `config["failures"]`.
@@ -66,9 +70,15 @@ def fit(
     settings = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     sources = list(data) if isinstance(data, Sequence) else [data]
+    if not settings or not sources or not seeds:
+        raise InputError("fit: needs at least one algorithm, one dataset and one seed")
+    iterations = settings[0].about.iterations if iterations is None else iterations
+    ensemble = settings[0].about.ensemble if ensemble is None else ensemble
     log_every = min(log_every, iterations)
     check_precision(precision)
     check_request(settings, sources, seeds, iterations, log_every, checkpoint_every, evaluator)
+    check_cloning(settings, sources[0], ensemble)
+    settings = [with_horizon(setting, iterations) for setting in settings]
     normalisers = [fit_normaliser(source, normalise) for source in sources]
     environment = with_bounds_of(sources[0], environment or sources[0].environment)
     config = {
@@ -78,6 +88,7 @@ def fit(
         "sources": [[part.source for part in (s.expert, s.supplementary) if part is not None] for s in sources],
         "normalise": normalise,
         **stated(precision),
+        **({} if ensemble == 1 else {"ensemble": ensemble}),
         "iterations": iterations,
         "log_every": log_every,
         "checkpoint_every": checkpoint_every,
@@ -91,7 +102,9 @@ def fit(
     if folder is not None:
         folder.claim(config, resume)
 
-    program = Program(every_member(settings, seeds, sources, normalisers, environment), precision)
+    own = [None if folder is None else folder.path / "scores" / f"{i}" for i in range(len(sources))]
+    sources = [prepared(settings[0], source, place) for source, place in zip(sources, own, strict=True)]
+    program = Program(every_member(settings, seeds, sources, normalisers, environment), precision, ensemble)
     every = None if evaluator is None else evaluator.every
     recorder = Recorder(folder, tracker, len(program), lambda position: due(position, every, iterations))
     began = time.monotonic()
@@ -204,8 +217,6 @@ def check_request(
     checkpoint_every: int,
     evaluator: Evaluator | None,
 ) -> None:
-    if not settings or not sources or not seeds:
-        raise InputError("fit: needs at least one algorithm, one dataset and one seed")
     if iterations < 1 or log_every < 1:
         raise InputError(f"fit: iterations ({iterations}) and log_every ({log_every}) must be at least 1")
     if len(sources) not in (1, len(seeds)):
@@ -238,6 +249,22 @@ def check_request(
                 raise InputError(
                     f"{settings[0].name}: needs a supplementary dataset beside {source.expert.source}; bc does not"
                 )
+
+
+def check_cloning(settings: Sequence[Algorithm], source: Demonstrations, ensemble: int) -> None:
+    if ensemble < 1:
+        raise InputError(f"fit: an ensemble is one network or more, not {ensemble}")
+    for setting in settings:
+        if isinstance(cloner := getattr(setting, "cloner", None), Cloner):
+            cloner.check(source.expert.discrete)
+
+
+def with_horizon(setting: Algorithm, iterations: int) -> Algorithm:
+    """A falling learning rate reaches zero where the run ends."""
+    cloner = getattr(setting, "cloner", None)
+    if not isinstance(cloner, Cloner) or cloner.rate_schedule == "constant":
+        return setting
+    return dataclasses.replace(setting, cloner=dataclasses.replace(cloner, horizon=iterations))  # type: ignore
 
 
 def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None:
@@ -273,16 +300,21 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
     if any("weight_sha256" in source for source in run.config["data"]):
         raise InputError("weigh: the run was trained on given weights; its discriminator was never trained")
     members = [dict(member) for member in run.members]
+    size = run.config.get("ensemble", 1)  # networks of a member stand together
     seeds = [member.pop("seed") for member in members]
-    alive = [member for member in range(len(members)) if str(member) not in run.config.get("failures", {})]
-    settings = [make_algorithm(member.pop("algorithm"), member) for member in members]
+    failed = run.config.get("failures", {})
+    alive = [size * i + place for i in range(len(members)) if str(i) not in failed for place in range(size)]
+    each = [make_algorithm(member.pop("algorithm"), member) for member in members]
+    settings = [setting for setting in each for _ in range(size)]
     algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *settings)
     union = data.union
     shapes = Transitions(*(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in union))
     batch = Batch(shapes, shapes, shapes, shapes, jnp.zeros((2, 1, 1)))
-    state = jax.eval_shape(jax.vmap(lambda a, s: a.init(batch, jax.random.key(s))), algorithm, jnp.asarray(seeds))
+    keys = jnp.repeat(jnp.asarray(seeds), size)
+    state = jax.eval_shape(jax.vmap(lambda a, s: a.init(batch, jax.random.key(s))), algorithm, keys)
     algorithm, state = jax.tree.map(lambda leaf: leaf[np.array(alive)], (algorithm, fill(state, run.state)))
-    normaliser = Normaliser(run.policy.shift, run.policy.scale)
+    first = slice(None, None, run.policy.ensemble)
+    normaliser = Normaliser(*(np.repeat(part[first], size, axis=0) for part in (run.policy.shift, run.policy.scale)))
 
     @jax.jit
     def weigh_rows(rows: Transitions) -> Float[Array, "members rows"]:
@@ -294,7 +326,8 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
 
     starts = range(0, len(union.reward), WEIGH_ROWS)
     parts = [weigh_rows(Transitions(*(array[i : i + WEIGH_ROWS] for array in union))) for i in starts]
-    return np.concatenate([np.asarray(part) for part in parts], axis=1)
+    weights = np.concatenate([np.asarray(part) for part in parts], axis=1)
+    return weights if size == 1 else np.nanmean(weights.reshape(-1, size, weights.shape[1]), axis=1)
 
 
 def metric_rows(iteration: int, metrics: HostMetrics) -> list[Row]:
@@ -303,12 +336,6 @@ def metric_rows(iteration: int, metrics: HostMetrics) -> list[Row]:
         {"iteration": iteration, "member": member, **{name: plain(float(v[member])) for name, v in metrics.items()}}
         for member in range(num_members)
     ]
-
-
-def describe(setting: Algorithm) -> Row:
-    """The algorithm's name and hyper-parameters, as plain JSON values."""
-    values = {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}  # type: ignore
-    return {"algorithm": setting.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 def describe_data(source: Demonstrations) -> Row:

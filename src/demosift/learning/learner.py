@@ -9,12 +9,19 @@ from jaxtyping import Array, Float
 
 
 class Learner(NamedTuple):
+    """`average`, where there is one, follows the parameters slowly and is what acts."""
+
     params: Any
     moments: optax.ScaleByAdamState
+    average: Any = None
+
+    @property
+    def acting(self) -> Any:
+        return self.params if self.average is None else self.average
 
 
-def start(params: Any) -> Learner:
-    return Learner(params, optax.scale_by_adam().init(params))  # type: ignore[arg-type]
+def start(params: Any, averaged: bool = False) -> Learner:
+    return Learner(params, optax.scale_by_adam().init(params), params if averaged else None)  # type: ignore[arg-type]
 
 
 def descend(
@@ -35,4 +42,4 @@ def descend(
         gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, learner.params)
     update, moments = optax.scale_by_adam(eps=epsilon).update(gradient, learner.moments)
     params = jax.tree.map(lambda p, u: p - jnp.asarray(learning_rate, p.dtype) * u, learner.params, update)
-    return Learner(params, moments)  # type: ignore[arg-type]
+    return Learner(params, moments, learner.average)  # type: ignore[arg-type]

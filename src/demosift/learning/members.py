@@ -35,6 +35,7 @@ class TrainingData(NamedTuple):
     starts: Int[Any, "starts"]  # rows that begin an episode
     num_starts: Int[Any, ""]
     weight: Float[Any, "rows"] | None = None
+    cumulative: Float[Any, "rows"] | None = None  # of the weights, as shares of their sum
 
     def draws(self, key: PRNGKeyArray, iterations: Int[Array, "steps"], batch_size: int) -> tuple["Draw", PRNGKeyArray]:
         """The draws of these iterations, and a key for each of their steps."""
@@ -53,7 +54,14 @@ class TrainingData(NamedTuple):
             supplementary=rows(2, self.num_expert, self.num_rows),
             initial=rows(3, 0, self.num_starts),
             uniform=jax.random.uniform(jax.random.fold_in(key, 4), (2, batch_size, 1)),
+            weighted=None if self.cumulative is None else self.draw_weighted(jax.random.fold_in(key, 5), batch_size),
         )
+
+    def draw_weighted(self, key: PRNGKeyArray, batch_size: int) -> Int[Array, "rows"]:
+        """Rows in proportion to their weights: less noise than weighting the loss where the weights are uneven."""
+        assert self.cumulative is not None
+        at = jax.random.uniform(key, (batch_size,))
+        return jnp.minimum(jnp.searchsorted(self.cumulative, at, side="right"), self.num_rows - 1)
 
     def batch(self, draw: "Draw") -> Batch:
         def rows(index: Int[Array, "rows"]) -> Transitions:
@@ -66,6 +74,7 @@ class TrainingData(NamedTuple):
             initial=rows(self.starts[draw.initial]),
             uniform=draw.uniform,
             weight=None if self.weight is None else self.weight[draw.union],
+            weighted=None if draw.weighted is None else rows(draw.weighted),
         )
 
 
@@ -80,6 +89,7 @@ class Draw(NamedTuple):
     supplementary: Int[Array, "rows"]
     initial: Int[Array, "rows"]
     uniform: Float[Array, "2 rows 1"]
+    weighted: Int[Array, "rows"] | None = None
 
 
 class Member(NamedTuple):
@@ -120,7 +130,14 @@ def load_data(source: Demonstrations, normaliser: Normaliser, num_rows: int, num
         starts=pad(starts, num_starts),
         num_starts=np.int32(len(starts)),
         weight=None if source.weight is None else pad(source.weight.astype(np.float32), num_rows),
+        cumulative=None if source.weight is None else shares(source.weight, num_rows),
     )
+
+
+def shares(weight: Float[np.ndarray, "rows"], num_rows: int) -> Float[np.ndarray, "padded"]:
+    """The running sum of the weights over all of it, padded with ones: padding is never drawn."""
+    running = np.cumsum(weight, dtype=np.float64)
+    return np.concatenate([running / running[-1], np.ones(num_rows - len(weight))]).astype(np.float32)
 
 
 def episode_starts(source: Demonstrations) -> Int[np.ndarray, "starts"]:
@@ -143,6 +160,15 @@ def every_member(
         for setting in settings
         for place, seed in enumerate(seeds)
     ]
+
+
+def with_ensemble(members: Sequence[Member], size: int) -> list[Member]:
+    """Each member as so many networks on the same data, one after the other; the first has the member's own seed."""
+    return [each._replace(seed=ensemble_seed(each.seed, place)) for each in members for place in range(size)]
+
+
+def ensemble_seed(seed: int, place: int) -> int:
+    return seed if place == 0 else int(np.random.SeedSequence([seed, place]).generate_state(1)[0] >> 1)
 
 
 def load_members(members: Sequence[Member]) -> list[TrainingData]:

@@ -134,21 +134,26 @@ def policy_network(cls: type[P]) -> type[P]:
 class TanhGaussian:
     """A diagonal Gaussian squashed by tanh. The last layer gives the means, then the log standard deviations.
 
-    `mean_limit` is where the mean is clipped, before tanh; None means nowhere. It is part of the network, so that a
-    policy acts with the limit with which it was trained.
+    `mean_limit` is where the mean is clipped, before tanh; None means nowhere. `log_std_floor` is the smallest log
+    standard deviation. Both are part of the network, so that a policy acts with the limits with which it was trained.
     """
 
     kind: ClassVar[Kind] = "tanh-gaussian"
 
     layers: Perceptron
     mean_limit: float | None = MEAN_LIMIT
+    log_std_floor: float = LOG_STD_RANGE[0]
+
+    def mean(self, obs: Float[Array, "rows obs"]) -> Float[Array, "rows action"]:
+        """Before squashing."""
+        return self.moments(obs)[0]
 
     def moments(self, obs: Float[Array, "rows obs"]) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing. The clips are hard: no gradient flows outside them."""
         mean, log_std = jnp.split(apply(self.layers, obs), 2, axis=-1)
         if self.mean_limit is not None:
             mean = jnp.clip(mean, -self.mean_limit, self.mean_limit)
-        return mean, jnp.clip(log_std, *LOG_STD_RANGE)
+        return mean, jnp.clip(log_std, self.log_std_floor, LOG_STD_RANGE[1])
 
     def log_prob(
         self, obs: Float[Array, "rows obs"], action: Float[Array, "rows action"]
@@ -206,6 +211,7 @@ def init_policy(
     hidden: tuple[int, ...],
     kernel: Initialiser,
     mean_limit: float | None = MEAN_LIMIT,
+    log_std_floor: float | None = None,
 ) -> Policy:
     """The policy that fits these observations and actions. The Gaussian's two heads are initialised as two layers."""
     body_key, head_key = jax.random.split(key)
@@ -216,7 +222,8 @@ def init_policy(
         return Categorical(layers)
     (log_std,) = init_perceptron(head_key, (sizes[-2], action_dim), [kernel])
     heads = jax.tree.map(lambda mean, spread: jnp.concatenate([mean, spread], axis=-1), layers[-1], log_std)
-    return TanhGaussian((*layers[:-1], heads), mean_limit)
+    floor = LOG_STD_RANGE[0] if log_std_floor is None else log_std_floor
+    return TanhGaussian((*layers[:-1], heads), mean_limit, floor)
 
 
 def init_scalar_network(

@@ -1,6 +1,8 @@
 """A program: members that train together on the device, also in different environments, and their policies."""
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +20,21 @@ from demosift.learning.members import (
     load_members,
     named_arrays,
     stack_members,
+    with_ensemble,
 )
 from demosift.learning.padding import Padded, Sizes, axis_kinds, mask_of, pad_data, pad_state, unpad_leaf
-from demosift.learning.runner import Group, Trainee
+from demosift.learning.runner import Group, Trainee, finite_members
+from demosift.policy import Policy
 from demosift.results.checkpoint import Arrays, Checkpoint
 
 
 class Program(Trainee):
     """Members of one algorithm. Those of different environments are padded to common sizes."""
 
-    def __init__(self, members: Sequence[Member], precision: Precision = "float32") -> None:
-        self.each = list(members)
+    def __init__(self, members: Sequence[Member], precision: Precision = "float32", ensemble: int = 1) -> None:
+        """With an `ensemble` every member is so many networks, whose policy acts by the mean of their actions."""
+        self.each = with_ensemble(members, ensemble)
+        self.ensemble = ensemble
         self.algorithm = self.each[0].algorithm
         self.precision: Precision = precision
         self.groups = group_by_environment(self.each)
@@ -40,7 +46,7 @@ class Program(Trainee):
         self.members, self.state = self._place()
 
     def __len__(self) -> int:
-        return len(self.each)
+        return len(self.each) // self.ensemble
 
     def _place(self) -> tuple[Members, State]:
         data = load_members(self.each)
@@ -67,6 +73,8 @@ class Program(Trainee):
     def advance(self, position: int, steps: int) -> Metrics:
         """Start the next iterations. A padded policy's loss is left out of the metrics, since padding shifts it."""
         self.state, metrics = advance(self.members, self.state, position, steps, self.precision)
+        if self.ensemble > 1:
+            metrics = {name: jnp.nanmean(value.reshape(-1, self.ensemble), axis=1) for name, value in metrics.items()}
         return {name: value for name, value in metrics.items() if not (self.padded and name == "policy_loss")}
 
     def policies(self) -> list[Group]:
@@ -80,7 +88,8 @@ class Program(Trainee):
                 own = [unpad_leaf(leaf, kinds, sizes, self.common) for leaf, kinds in pairs]
             shift, scale = (np.stack(parts) for parts in zip(*(self.each[i].normaliser for i in group), strict=True))
             network, environment = jax.tree.unflatten(structure, own), self.each[group[0]].environment
-            found.append(Group(group, numpy_policy(network, shift, scale, environment)))
+            policy = numpy_policy(network, shift, scale, environment)
+            found.append(Group([i // self.ensemble for i in group[:: self.ensemble]], gather(policy, self.ensemble)))
         return found
 
     def capture(self) -> Arrays:
@@ -89,6 +98,20 @@ class Program(Trainee):
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.state = fill(self.state, checkpoint.arrays)
+
+
+def gather(policy: Policy, size: int) -> Policy:
+    """Networks that stand together become one member's ensemble. One that diverged leaves it, and as many with it of
+    every other member: ensembles of one file are of one size. A member of which nothing is left keeps what it has.
+    """
+    if size == 1:
+        return policy
+    finite = finite_members(policy).reshape(-1, size)
+    kept = min((count for count in finite.sum(axis=1) if count), default=size)
+    if kept < size:
+        warnings.warn(f"{size - kept} of {size} networks diverged and left the ensemble", stacklevel=2)
+    chosen = np.argsort(~finite, axis=1, kind="stable")[:, :kept] + size * np.arange(len(finite))[:, None]
+    return replace(policy.members(chosen.ravel().tolist()), ensemble=int(kept))
 
 
 def group_by_environment(members: Sequence[Member]) -> list[list[int]]:

@@ -315,5 +315,5 @@ def finite_members(policy: Policy) -> np.ndarray:
     finite = np.ones(policy.num_members, bool)
     for layer in policy.layers:
         for array in layer:
-            finite &= np.isfinite(array).reshape(policy.num_members, -1).all(axis=1)
+            finite &= np.isfinite(array).reshape(policy.num_members, -1).all(axis=1)  # all networks of an ensemble
     return finite

@@ -90,35 +90,32 @@ def make_model(policy: Policy, member: int = 0) -> "ModelProto":
     """The graph of a policy of one member."""
     from onnx import TensorProto, checker, helper, numpy_helper
 
-    tensors: dict[str, np.ndarray] = {"shift": policy.shift[0], "scale": policy.scale[0]}
-    nodes = [
-        helper.make_node("Add", ["obs", "shift"], ["shifted"]),
-        helper.make_node("Mul", ["shifted", "scale"], ["hidden_0"]),
-    ]
-    last = len(policy.layers) - 1
-    for index, (kernel, bias) in enumerate(policy.layers):
-        # Acting needs the mean alone; the last layer's other columns are the log-deviation.
-        width = policy.action_dim if index == last else bias.shape[-1]
-        tensors |= {f"kernel_{index}": kernel[0, :, :width], f"bias_{index}": bias[0, :width]}
-        affine = f"affine_{index}"
-        nodes.append(helper.make_node("Gemm", [f"hidden_{index}", f"kernel_{index}", f"bias_{index}"], [affine]))
-        if index < last:
-            nodes.append(helper.make_node("Relu", [affine], [f"hidden_{index + 1}"]))
-    result = f"affine_{last}"
+    tensors: dict[str, np.ndarray] = {}
+    nodes = []
+    results = []
+    for place in range(policy.ensemble):
+        prefix = "" if policy.ensemble == 1 else f"network_{place}/"
+        more, own = network_nodes(policy, place, prefix)
+        nodes += more
+        tensors |= own
+        results.append(more[-1].output[0])
     if policy.kind == "categorical":
-        nodes.append(helper.make_node("ArgMax", [result], ["action"], axis=1, keepdims=0))
+        if policy.ensemble > 1:
+            nodes += [helper.make_node("Softmax", [each], [f"{each}_share"], axis=1) for each in results]
+            results = [f"{each}_share" for each in results]
+            nodes.append(helper.make_node("Mean", results, ["mean_share"]))
+            results = ["mean_share"]
+        nodes.append(helper.make_node("ArgMax", results, ["action"], axis=1, keepdims=0))
         output = helper.make_tensor_value_info("action", TensorProto.INT64, ["batch"])
     else:
-        if policy.mean_limit is not None:
-            limit = np.float32(policy.mean_limit)
-            tensors |= {"mean_low": np.asarray(-limit), "mean_high": np.asarray(limit)}
-            nodes.append(helper.make_node("Clip", [result, "mean_low", "mean_high"], ["mean"]))
-            result = "mean"
         bounds = action_bounds(policy)
         low, high = np.array(bounds.low), np.array(bounds.high)
         tensors |= {"centre": (high + low) / 2, "half": (high - low) / 2}
+        squashed = ["squashed"] if policy.ensemble == 1 else [f"{each}_squashed" for each in results]
+        nodes += [helper.make_node("Tanh", [each], [name]) for each, name in zip(results, squashed, strict=True)]
+        if policy.ensemble > 1:
+            nodes.append(helper.make_node("Mean", squashed, ["squashed"]))
         nodes += [
-            helper.make_node("Tanh", [result], ["squashed"]),
             helper.make_node("Mul", ["squashed", "half"], ["scaled"]),
             helper.make_node("Add", ["scaled", "centre"], ["action"]),
         ]
@@ -137,6 +134,33 @@ def make_model(policy: Policy, member: int = 0) -> "ModelProto":
     return model
 
 
+def network_nodes(policy: Policy, place: int, prefix: str) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """One network of the policy, from the observation to the mean or the logits, and its tensors."""
+    from onnx import helper
+
+    tensors: dict[str, np.ndarray] = {f"{prefix}shift": policy.shift[place], f"{prefix}scale": policy.scale[place]}
+    nodes = [
+        helper.make_node("Add", ["obs", f"{prefix}shift"], [f"{prefix}shifted"]),
+        helper.make_node("Mul", [f"{prefix}shifted", f"{prefix}scale"], [f"{prefix}hidden_0"]),
+    ]
+    last = len(policy.layers) - 1
+    for index, (kernel, bias) in enumerate(policy.layers):
+        # Acting needs the mean alone; the last layer's other columns are the log-deviation.
+        width = policy.action_dim if index == last else bias.shape[-1]
+        names = [f"{prefix}{name}_{index}" for name in ("hidden", "kernel", "bias")]
+        tensors |= {names[1]: kernel[place, :, :width], names[2]: bias[place, :width]}
+        affine = f"{prefix}affine_{index}"
+        nodes.append(helper.make_node("Gemm", names, [affine]))
+        if index < last:
+            nodes.append(helper.make_node("Relu", [affine], [f"{prefix}hidden_{index + 1}"]))
+    if policy.kind != "categorical" and policy.mean_limit is not None:
+        limit = np.float32(policy.mean_limit)
+        tensors |= {f"{prefix}mean_low": np.asarray(-limit), f"{prefix}mean_high": np.asarray(limit)}
+        ends = [f"{prefix}mean_low", f"{prefix}mean_high"]
+        nodes.append(helper.make_node("Clip", [f"{prefix}affine_{last}", *ends], [f"{prefix}mean"]))
+    return nodes, tensors
+
+
 def describe(policy: Policy, member: int = 0) -> dict[str, str]:
     """The file's metadata: what goes in, what comes out, and where it comes from; values that are not text as JSON."""
     environment = policy.environment
@@ -144,6 +168,7 @@ def describe(policy: Policy, member: int = 0) -> dict[str, str]:
         **policy.metadata,
         "kind": policy.kind,
         "member": member,
+        **({} if policy.ensemble == 1 else {"ensemble": policy.ensemble}),
         "obs_dim": policy.obs_dim,
         "action_dim": policy.action_dim,
         "env_id": None if environment is None else environment.id,
@@ -181,7 +206,8 @@ def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> f
     ours = np.concatenate([act(policy, part) for part in _parts(obs)])
     if policy.kind != "categorical":
         return float(np.abs(theirs - ours).max())
-    logits = np.sort(np.concatenate([policy.outputs(part[None])[0] for part in _parts(obs)]), axis=1)
+    preferences = [policy.proposals(part[None])[0].mean(axis=0) for part in _parts(obs)]
+    logits = np.sort(np.concatenate(preferences), axis=1)
     clear = logits[:, -1] - logits[:, -2] > TOLERANCE if policy.action_dim > 1 else np.ones(len(obs), bool)
     return float(np.mean((theirs != ours) & clear))
 

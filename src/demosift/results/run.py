@@ -44,7 +44,17 @@ from demosift.results.measured import (
 )
 from demosift.types import InputError
 
-IDENTITY = ("algorithm", "members", "data", "normalise", "precision", "log_every", "checkpoint_every", "evaluation")
+IDENTITY = (
+    "algorithm",
+    "members",
+    "data",
+    "normalise",
+    "precision",
+    "ensemble",
+    "log_every",
+    "checkpoint_every",
+    "evaluation",
+)
 RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors")
 
 

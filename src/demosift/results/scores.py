@@ -56,6 +56,14 @@ class Scores:
     summary: Mapping[str, Any]
 
 
+def read_weights(folder: Path) -> Float[np.ndarray, "rows"]:
+    """The weight of every row of the union, expert first, whatever was scored."""
+    try:
+        return pq.read_table(folder / ROWS, columns=["weight"])["weight"].to_numpy()
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise Unusable(f"{folder / ROWS}: not the scores of a union ({one_line(error)})") from None
+
+
 def write_rows(
     folder: Path,
     weight: Float[np.ndarray, "rows"],

@@ -24,9 +24,7 @@ from demosift.data.formats import Source
 from demosift.data.normaliser import Normaliser
 from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
-from demosift.report.sift_page import write_sift_page
 from demosift.report.statistics import probability_greater, sample_std
-from demosift.results.scores import SOURCES, write_episodes, write_rows, write_summary
 from demosift.sift.calibration import Coefficients, effective_sample_size, fit_coefficients, log_loss, segment_quantiles
 from demosift.sift.diagnosis import diagnose, in_words
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
@@ -35,6 +33,8 @@ from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, h
 from demosift.sift.training import Report
 from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
 from demosift.types import Dataset, InputError
+
+SOURCES = ("expert", "supplementary")  # in the order of the rows
 
 THRESHOLD = 0.5
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -106,6 +106,10 @@ class Scored:
             self.write(folder)
 
     def write(self, folder: Path) -> None:
+        # Here: a machine that only trains may lack Parquet's library.
+        from demosift.report.sift_page import write_sift_page
+        from demosift.results.scores import write_episodes, write_rows, write_summary
+
         write_rows(folder, self.weight, self.spread, self.fold, self.episode_ends, self.num_expert_episodes)
         write_episodes(folder, self.episodes())
         write_summary(folder, self.summary, self.page)

@@ -1,0 +1,93 @@
+"""Sift: score the supplementary data, then clone what the scores are worth, by the robust recipe and an ensemble.
+
+    w        what `score` gives each row of the union, from models that never saw it
+    min_pi   -mean log pi(a|s)   over rows drawn in proportion to w
+
+Drawing rows by weight instead of weighting the loss has the same expectation and less noise where weights are uneven.
+The two halves are apart: any scorer gives the weights, and the cloner is that of every other method
+(`learning.cloning`). Where the data come with weights, these are used.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from demosift.algorithms import REGISTRY, register
+from demosift.algorithms.bc import State, clone_evenly
+from demosift.files import digest as digest_arrays
+from demosift.learning.about import About, Work, cloning_work
+from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.cloning import ROBUST, Cloner, init_cloner
+from demosift.learning.networks import Policy
+from demosift.types import Dataset, Demonstrations, InputError, Transitions
+
+__all__ = ["REGISTRY", "Sift"]
+
+
+KNOWN: dict[tuple[str, ...], Float[np.ndarray, "rows"]] = {}
+"""Weights of this process, so that the cells of a grid that share their data are scored once."""
+
+
+def digest(data: Dataset) -> str:
+    transitions = data.transitions
+    return digest_arrays({"obs": transitions.obs, "action": transitions.action, "ends": data.episode_ends})
+
+
+@register
+@algorithm
+class Sift:
+    """Score the supplementary data, then clone by the scores."""
+
+    name: ClassVar[str] = "sift"
+    about: ClassVar[About] = About(
+        "Sift", "clones the union, each row as often as its score is worth", colour=7, iterations=25_000, ensemble=5
+    )
+    needs_supplementary: ClassVar[bool] = True
+    takes_weights: ClassVar[bool] = True
+
+    learning_rate: float = 1e-3
+    scorer: Literal["contrast", "wbcu", "demodice", "dwbc", "neighbours", "trees"] = "contrast"
+    batch_size: int = 256
+    hidden: tuple[int, ...] = (256, 256)
+    cloner: Cloner = ROBUST
+
+    def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
+        """The data with their scores; with a folder, the scores and their page are kept there."""
+        if data.weight is not None:
+            return data
+        if data.supplementary is None:
+            raise InputError("sift: needs a supplementary dataset to score; bc does not")
+        if folder is not None and folder.is_dir():
+            from demosift.results.scores import read_weights
+
+            weight = read_weights(folder)
+            if len(weight) != len(data.expert) + len(data.supplementary):
+                raise InputError(f"{folder}: the scores are of other data; choose another folder")
+            return replace(data, weight=weight)
+        key = (self.scorer, *(digest(part) for part in (data.expert, data.supplementary)))
+        if folder is not None or key not in KNOWN:
+            from demosift.sift.scoring import score  # here: a machine that only trains may lack what scoring needs
+
+            KNOWN[key] = score(data.expert, data.supplementary, scorer=self.scorer, out=folder).weight
+        return replace(data, weight=KNOWN[key])
+
+    def init(self, batch: Batch, key: PRNGKeyArray) -> State:
+        return State(init_cloner(batch, self.hidden, key, self.cloner))
+
+    def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        rows = batch.union if batch.weighted is None else batch.weighted
+        return clone_evenly(state, rows, self.learning_rate, iteration, self.cloner)
+
+    def policy(self, state: State) -> Policy:
+        return state.policy.acting
+
+    def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
+        """The networks weigh nothing: a row's weight is its score."""
+        return jnp.ones(rows.reward.shape)
+
+    def work(self) -> list[Work]:
+        return [cloning_work(self.batch_size, self.hidden)]
