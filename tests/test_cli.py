@@ -148,8 +148,8 @@ def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
     ("arguments", "message"),
     [
         ([], "VERB"),
-        (["sift"], "invalid choice: 'sift'"),
-        (["train", "sift", "--out", "x"], "invalid choice: 'sift'"),
+        (["sieve"], "invalid choice: 'sieve'"),
+        (["train", "sieve", "--out", "x"], "invalid choice: 'sieve'"),
         (["train", "wbcu", "--out", "x"], "--task TASK, or --expert FILE"),
         (["train", "wbcu", "--expert", "E", "--out", "x"], "needs a supplementary dataset"),
         (["train", "bc", "--expert", "nothing.hdf5", "--out", "x"], "nothing.hdf5"),
@@ -165,7 +165,7 @@ def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
         (["record", "expert", "--env", "FrozenLake-v1", "--out", "x"], "FrozenLake-v1"),
         (["collect", "CartPole-v1", "--out", "x"], "CartPole-v1"),
         (["report", "nowhere"], "nowhere"),
-        (["bench", "--algorithms", "sift"], "unknown algorithm 'sift'"),
+        (["bench", "--algorithms", "sieve"], "unknown algorithm 'sieve'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -25,6 +25,7 @@ def config(**changes: Any) -> Row:
         "data": [{"sha256": "ab"}],
         "normalise": "union",
         "precision": "bfloat16",
+        "ensemble": 3,
         "log_every": 5,
         "checkpoint_every": 10,
         "evaluation": None,

@@ -154,7 +154,7 @@ def accuracy(expert_right: np.ndarray, other_right: np.ndarray) -> float:
 def expected(case: Case, state: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Every learner's leaves after the step, by name, and the metrics, in float64 NumPy."""
     a, dtype = case.algorithm, batch.union.obs.dtype
-    expert, union, supplementary, initial, (discriminator_amount, critic_amount), _ = float64(batch)
+    expert, union, supplementary, initial, (discriminator_amount, critic_amount), *_ = float64(batch)
     new = {name: leaves_of(getattr(state, name)) for name in state._fields}
     policy = float64(state.policy.params).layers
 
@@ -433,7 +433,7 @@ MUTATIONS: dict[str, tuple[str, Any, str, Any]] = {
     ),
     "weight not normalised": ("demodice", demodice, "normalised_weight", lambda a, k: jnp.exp((a - jnp.max(a)) / k)),
     "nothing detached": ("dwbc", jax.lax, "stop_gradient", lambda x: x),
-    "no weight decay": ("dwbc", dwbc, "descend", lambda *a, epsilon, weight_decay=0.0: descend(*a, epsilon=epsilon)),
+    "no weight decay": ("dwbc", cloning, "descend", lambda *a, epsilon, weight_decay=0.0: descend(*a, epsilon=epsilon)),
     "the source paper's other weight": (
         "dwbc",
         dwbc,
