@@ -138,6 +138,7 @@ def test_environments_and_seeds_train_together(tmp_path):
     assert hopper.transitions.terminal.sum() > 3, "a random Hopper falls"
 
 
+@pytest.mark.long
 def test_a_member_does_not_depend_on_the_others():
     """The same seed alone and beside a larger environment: the same rows while actions are random, then nearly so."""
     specs = [resolve("Pendulum-v1"), resolve("hopper")]

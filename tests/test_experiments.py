@@ -460,6 +460,7 @@ def test_chunks_divide_the_time_between_evaluations():
     assert chunk_length(10_007) == 100  # a prime: the last chunk is shorter
 
 
+@pytest.mark.long
 def test_two_programs_at_once_are_the_same_two_programs(tmp_path: Path):
     programs = [planned(cell("bc", 0), cell("bc", 1)), planned(cell("nbcu", 0), cell("nbcu", 1))]
     stores = Store(tmp_path / "turns"), Store(tmp_path / "at once")

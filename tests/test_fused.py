@@ -59,6 +59,7 @@ def test_in_float32_the_kernels_are_the_plain_networks(
             np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("inputs", "outputs", "last_bias"), NETWORKS)
 def test_in_bf16_they_are_near_and_give_float32(inputs: int, outputs: int, last_bias: bool):
     network, x = make(inputs, outputs, last_bias)

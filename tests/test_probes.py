@@ -116,8 +116,12 @@ def test_weights_are_density_ratios(name: str):
 # often as it starts there, whatever the expert does.
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [(name, "same states, opposite actions") for name in WEIGHTED]
-    + [(name, "disjoint states") for name in WEIGHTED if name != "demodice"],
+    [
+        pytest.param(name, problem, marks=[] if name.startswith("wbcu") else pytest.mark.long)
+        for problem in ("same states, opposite actions", "disjoint states")
+        for name in WEIGHTED
+        if (name, problem) != ("demodice", "disjoint states")
+    ],
 )
 def test_the_experts_samples_weigh_more(name: str, problem: str):
     expert, other = weights(solved(name), problem)

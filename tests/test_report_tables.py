@@ -284,6 +284,7 @@ def test_the_average_of_four_environments_is_the_papers_own(tmp_path: Path):
     assert row_of(table_of(tmp_path), "wbcu", 1.0).paper_overall == 0.64
 
 
+@pytest.mark.long
 def test_a_missing_environment_leaves_no_average(tmp_path: Path):
     contents = whole_grid(("hopper", "ant"))
     write_cells(tmp_path, contents)

@@ -284,6 +284,7 @@ def pad_rows(rows: np.ndarray, size: Layout, padded: Layout) -> np.ndarray:
     return wide
 
 
+@pytest.mark.long
 def test_padded_member_learns_what_it_learns_alone():
     """Beside a member of the padded size, under one vmap; and the padding's weights never move."""
     padded = Layout(obs_dim=5, action_dim=4)

@@ -73,7 +73,13 @@ def scored(name: str) -> Scored:
     return score(EXPERT, SUPPLEMENTARY, scorer=quick(name), members=2, folds=3, progress=False)
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("contrast", "wbcu", "neighbours") else pytest.mark.long)
+        for name in SCORERS
+    ],
+)
 def test_the_experts_rows_weigh_more(name: str):
     supplementary = scored(name).supplementary
     assert probability_greater(supplementary[:NUM_GOOD], supplementary[NUM_GOOD:]) > 0.9
