@@ -119,16 +119,21 @@ def test_the_papers_methods_are_described_as_before():
     assert robust.cloner == ROBUST  # type: ignore[attr-defined]
 
 
-def test_every_method_takes_the_recipe():
-    for name in ("bc", "nbcu", "wbcu", "wbcu-two-stage", "demodice", "dwbc"):
-        setting = dataclasses.replace(tiny(name), cloner=ROBUST)  # type: ignore[type-var]
-        run = train.fit(
-            setting, random_demonstrations(), seeds=[SEED], iterations=STEPS, log_every=CHUNK, progress=False
-        )
-        assert run.members[0]["decay"] == 0.1
-        assert run.members[0]["horizon"] == STEPS
-        plain = fit_tiny(name)
-        assert not np.array_equal(run.policy.layers[0].kernel, plain.policy.layers[0].kernel)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bc", "wbcu"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("nbcu", "wbcu-two-stage", "demodice", "dwbc")),
+    ],
+)
+def test_every_method_takes_the_recipe(name: str):
+    setting = dataclasses.replace(tiny(name), cloner=ROBUST)  # type: ignore[type-var]
+    options: dict[str, Any] = {"seeds": [SEED], "iterations": STEPS, "log_every": CHUNK, "progress": False}
+    run = train.fit(setting, random_demonstrations(), **options)
+    assert run.members[0]["decay"] == 0.1
+    assert run.members[0]["horizon"] == STEPS
+    plain = fit_tiny(name)
+    assert not np.array_equal(run.policy.layers[0].kernel, plain.policy.layers[0].kernel)
 
 
 @pytest.mark.parametrize(
