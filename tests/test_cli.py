@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from demosift.algorithms import REGISTRY, algorithm
-from demosift.cli.main import main, make_parser
+from demosift.cli.main import main, make_parser, with_algorithm
 from demosift.cli.verbs import settings_of
 
 REPOSITORY = Path(__file__).parent.parent
@@ -53,6 +53,33 @@ def test_flags_are_the_algorithm_fields(capsys: pytest.CaptureFixture[str]):
     assert "--nu-penalty" in text
     assert "--discount" in text
     assert "--threshold" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("train", "train sift"),
+        ("train --expert E --out R", "train sift --expert E --out R"),
+        ("train --json --expert E", "train sift --json --expert E"),
+        ("train bc --expert E", "train bc --expert E"),
+        ("train --json bc --expert E", "train --json bc --expert E"),
+        ("train --help", "train --help"),
+        ("train -h", "train -h"),
+        ("train sive", "train sive"),
+        ("evaluate --env hopper", "evaluate --env hopper"),
+        ("", ""),
+    ],
+)
+def test_who_names_no_algorithm_gets_sift(given: str, expected: str):
+    assert with_algorithm(given.split()) == expected.split()
+
+
+def test_train_lists_the_algorithms_and_names_the_default(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert "sift if you name none" in text
+    assert all(f"    {name}" in text for name in REGISTRY)
 
 
 @algorithm
@@ -104,6 +131,22 @@ def test_train_evaluate_report_and_json(task: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.long
+def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """All of it, with a few iterations: sift's scores are as good as in the long one."""
+    out = tmp_path / "demo"
+    assert main(["demo", "--out", str(out), "--seeds", "1", "--iterations", "24", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in answer["table"]] == ["BC", "NBCU", "Two-stage WBCU", "Sift"]
+    lengths = {path.parent.name: json.loads(path.read_text())["iterations"] for path in out.glob("*/config.json")}
+    assert lengths == {"bc": 6, "nbcu": 6, "wbcu-two-stage": 8, "sift": 24}
+    weights = json.loads((out / "weights.json").read_text())
+    assert "What sift kept" in (out / "report.html").read_text()
+    assert weights["sift"]["separation"]["auc"] > 0.97
+    assert main(["demo", "--out", str(out)]) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.long
 def test_killed_and_resumed_is_the_same_run(task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     more = ["--seeds", "2", "--iterations", "3000", "--log-every", "100", "--checkpoint-every", "100"]
     more += ["--evaluate-every", "1000", "--episodes", "1"]
@@ -150,6 +193,9 @@ def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
         ([], "VERB"),
         (["sieve"], "invalid choice: 'sieve'"),
         (["train", "sieve", "--out", "x"], "invalid choice: 'sieve'"),
+        (["train"], "required: --out"),
+        (["train", "--out", "x"], "--task TASK, or --expert FILE"),
+        (["train", "--expert", "E", "--out", "x"], "sift: needs a supplementary dataset"),
         (["train", "wbcu", "--out", "x"], "--task TASK, or --expert FILE"),
         (["train", "wbcu", "--expert", "E", "--out", "x"], "needs a supplementary dataset"),
         (["train", "bc", "--expert", "nothing.hdf5", "--out", "x"], "nothing.hdf5"),

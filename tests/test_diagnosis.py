@@ -114,9 +114,9 @@ def test_other_states_are_for_bc() -> None:
 
 
 @pytest.mark.parametrize("noisy", [0.25, 0.5, 0.9])
-def test_a_mixture_is_for_wbcu(noisy: float) -> None:
+def test_a_mixture_is_for_sift(noisy: float) -> None:
     found = diagnosis_of(EXPERT, make_set(1, 20, noisy=noisy))
-    assert found["advised"] == "wbcu"
+    assert found["advised"] == "sift"
     assert found["expert_like"]["share"] == pytest.approx(1 - noisy, abs=0.06)
     assert found["actions"]["other"] == pytest.approx(noisy, abs=0.12)
     assert found["expert_like"]["episodes"] == round(20 * (1 - noisy))
@@ -127,7 +127,7 @@ def test_one_expert_episode_is_enough() -> None:
     """A row's own stretch does not count, or every expert state would seem to have a neighbour right beside it."""
     expert = make_set(0, 1)
     found = diagnosis_of(expert, make_set(1, 20, noisy=0.5))
-    assert found["advised"] == "wbcu"
+    assert found["advised"] == "sift"
 
 
 def test_weights_that_do_not_follow_the_actions_cannot_be_trusted() -> None:
@@ -157,12 +157,12 @@ def test_rule_is_total_and_consistent() -> None:
         (0.0, 0.04, 0.5, 1.0), (0.0, 0.1, 0.3, 1.0), (0.0, 0.01, 0.4, 1.0), (None, 0.02, 0.9), (False, True)
     ):
         advice = advise(Evidence(1000, 10_000, near, wrong, like, kept_wrong, useless))
-        assert advice.method in (None, "bc", "nbcu", "wbcu")
+        assert advice.method in (None, "bc", "nbcu", "sift")
         assert advice.reason.endswith((".", ".)"))
         if wrong > 0.15 or near < 0.05:
             assert advice.method != "nbcu"
         if kept_wrong == 0.9 and wrong in (0.3, 1.0):
-            assert advice.method != "wbcu"
+            assert advice.method != "sift"
         if useless and like == 1.0:  # all weights are equal
             assert advice.method in (None, "nbcu")
     assert advise(Evidence(1000, 10_000, 0.9, 0.0, 1.0, 0.0, separated_by="a clock")).method is None

@@ -101,7 +101,7 @@ def test_the_floor_bounds_the_deviation():
     assert not np.array_equal(run.policy.layers[0].kernel, other.policy.layers[0].kernel)
 
 
-@pytest.mark.parametrize("setting", [WBCU(), WBCU(cloner=ROBUST), BC(cloner=SQUARED), Sift()])
+@pytest.mark.parametrize("setting", [WBCU(), WBCU(cloner=ROBUST), BC(cloner=SQUARED), Sift(), Sift(cloner=Cloner())])
 def test_settings_are_told_flat_and_read_back(setting: Any):
     told = describe(setting)
     json.dumps(told)
@@ -338,7 +338,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     files = ["--expert", str(tmp_path / "expert.hdf5"), "--supplementary", str(tmp_path / "pile.hdf5")]
     short = ["--iterations", "20", "--log-every", "10", "--checkpoint-every", "10", "--hidden", "8", "8", "--json"]
     out = tmp_path / "sift"
-    assert main(["train", "sift", *files, *short, "--scorer", "neighbours", "--out", str(out)]) == 0
+    assert main(["train", *files, *short, "--scorer", "neighbours", "--out", str(out)]) == 0  # sift: none is named
     config = json.loads((out / "config.json").read_text())
     assert config["ensemble"] == 5
     assert config["members"][0]["log_std_floor"] == -1.0

@@ -26,6 +26,8 @@ def config(**changes: Any) -> Row:
         "normalise": "union",
         "precision": "bfloat16",
         "ensemble": 3,
+        "held_out": 0.2,
+        "patience": 4,
         "log_every": 5,
         "checkpoint_every": 10,
         "evaluation": None,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_diagnosis import EPISODE, make_set
-from test_report import CHROMIUM, HOSTILE, browse
+from test_report import CHROMIUM, HOSTILE, browse, write_report, write_run
 
 from demosift.cli import main as cli
 from demosift.data.rows import DatasetRows
@@ -71,9 +71,9 @@ def test_score_writes_the_page_and_report_writes_it_again_byte_for_byte(
 def test_page_states_the_verdict_and_the_numbers(scores: Path) -> None:
     summary, page = contents(scores)
     seen = summary["diagnosis"]
-    assert seen["advised"] == "wbcu"
+    assert seen["advised"] == "sift"
     text = text_of((scores / "report.html").read_text())
-    assert text.index("Train WBCU") < text.index("What the pile is made of")
+    assert text.index("Train sift") < text.index("What the pile is made of")
     assert seen["reason"] in text
     assert f"{seen['samples']['helpful']:.0%} expert state, expert action" in text
     assert "All 14 episodes." in text
@@ -232,6 +232,93 @@ def test_a_hostile_file_is_scored_and_runs_nothing(tmp_path: Path) -> None:
     assert "<title>owned" not in document
     assert "<img" not in document
     assert "document.title" in text_of(document)  # it is there to read
+
+
+# The page of a run that trained on scores
+
+
+def sifted(scores: Path, folder: Path, draws: tuple[int, ...] = (0, 1, 10)) -> Path:
+    """What `train` writes for sift, with made-up returns."""
+    run = write_run(folder / "runs" / "sift", "sift", 0.93, seeds=draws)
+    for draw in draws:
+        shutil.copytree(scores, run / "scores" / str(draw))
+    return folder / "runs"
+
+
+def test_the_page_of_a_run_shows_what_it_kept(scores: Path, tmp_path: Path) -> None:
+    runs = sifted(scores, tmp_path)
+    written = write_report(runs)
+    first = written.read_text()
+    text, headline = text_of(first), contents(scores)[0]["diagnosis"]["headline"]
+    assert "What sift kept The first of 3 draws" in text
+    assert text.count(headline) == 3
+    assert text.count("Best of the pile") == 3
+    assert re.findall(r"<summary>sift/scores/(\d+): ", first) == ["1", "10"]
+    assert re.findall(r'href="(.*?)"', first) == [f"./sift/scores/{draw}/report.html" for draw in (0, 1, 10)]
+    assert (runs / "sift/scores/0/report.html").is_file()
+    assert "parquet" not in text  # none of the files is left over as unknown
+    assert write_report(runs).read_text() == first
+    assert write_report(runs / "sift").read_text().count('href="./scores/') == 3
+    shutil.rmtree(runs / "sift/scores")
+    assert "What sift kept" not in write_report(runs).read_text()
+
+
+def test_damaged_scores_of_a_run_are_named(scores: Path, tmp_path: Path) -> None:
+    runs = sifted(scores, tmp_path, (0, 1, 2))
+    (runs / "sift/scores/0/page.json").write_text("{}")
+    (runs / "sift/scores/1/summary.json").write_text("no JSON")
+    text = text_of(write_report(runs).read_text())
+    left_out, kept = text.index("Left out"), text.index("What sift kept")
+    assert "sift/scores/0: summary.json and page.json are not what score writes" in text[left_out:kept]
+    assert "sift/scores/1/summary.json" in text[left_out:kept]
+    assert str(tmp_path) not in text
+    assert text.count("Best of the pile") == 1
+    assert "Sift" in text[left_out:kept]  # its results are there all the same
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_hostile_scores_of_a_run_run_nothing(scores: Path, tmp_path: Path) -> None:
+    runs = sifted(scores, tmp_path, (0, 1))
+    for draw in (0, 1):
+        folder = runs / "sift/scores" / str(draw)
+        for name, content in zip(("summary.json", "page.json"), contents(folder), strict=True):
+            (folder / name).write_text(json.dumps(poisoned(content, HOSTILE + SEPARATORS)))
+    page = write_report(runs)
+    page.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", page.read_text()))
+    document = browse(page, tmp_path)
+    assert "What sift kept" in document
+    assert "<title>owned" not in document
+    assert "<img" not in document
+    assert 'id="float"' in document
+
+
+USE_A_RUNS_PAGE = """<!doctype html><iframe id="frame" src="runs/report.html" style="width:390px;height:900px"></iframe>
+<pre id="said">nothing</pre><script>
+frame.onload = async () => {
+  const view = frame.contentWindow, page = frame.contentDocument, found = {};
+  const strip = page.querySelector(".kept .card.bad canvas");
+  found.wide = page.documentElement.scrollWidth;
+  found.screen = page.documentElement.clientWidth;
+  found.worst = [...strip.getContext("2d").getImageData(strip.width / 2, 0, 1, 1).data];
+  strip.scrollIntoView();
+  const box = strip.getBoundingClientRect();
+  strip.dispatchEvent(new view.PointerEvent("pointermove", { clientX: box.left, clientY: box.top + 3 }));
+  found.strip = page.getElementById("float").innerText.replace(/\\s+/g, " ").trim();
+  said.textContent = JSON.stringify(found);
+};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_the_page_of_a_run_in_a_browser_as_wide_as_a_phone(scores: Path, tmp_path: Path) -> None:
+    write_report(sifted(scores, tmp_path))
+    (tmp_path / "use.html").write_text(USE_A_RUNS_PAGE)
+    answer = re.search(r'<pre id="said">(.*?)</pre>', browse(tmp_path / "use.html", tmp_path))
+    assert answer
+    found = json.loads(html.unescape(answer[1]))
+    assert found["wide"] == found["screen"]
+    assert found["worst"][0] > found["worst"][1] + 20  # purple
+    assert found["strip"].startswith("step 0 weight")
 
 
 # A real browser

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
-from demosift.simulation.environments import SHORT_NAMES
+from demosift.simulation.environments import IN_THE_PAPER
 
 PAPER = {"learning_rate": 3e-4, "log_std_floor": None, "decay": 0.0, "rate_schedule": "constant"}
 FLOOR = {**PAPER, "log_std_floor": -1.0}
@@ -39,6 +39,13 @@ VARIANTS = {
     "robust-50k": (("sift",), ROBUST, 5, 50_000),
     "wide": (("sift",), {**ROBUST, "hidden": (512, 512)}, 5, 25_000),
     "bc-squared": (("bc",), {**PAPER, "loss": "squared"}, 1, 100_000),
+    "bc-slow": (("bc",), {**SQUARED, "learning_rate": 3e-4}, 5, 25_000),
+    "bc-slow-50k": (("bc",), {**SQUARED, "learning_rate": 3e-4}, 5, 50_000),
+    "bc-decay-1": (("bc",), {**SQUARED, "decay": 1.0}, 5, 25_000),
+    "bc-no-decay": (("bc",), {**SQUARED, "decay": 0.0}, 5, 25_000),
+    "bc-floor-0": (("bc",), {**ROBUST, "log_std_floor": 0.0}, 5, 25_000),
+    "bc-10": (("bc",), SQUARED, 10, 25_000),
+    "bc-short": (("bc",), SQUARED, 5, 5_000),
     "wbcu-robust": (("wbcu", "wbcu-two-stage"), ROBUST, 5, 25_000),
 }
 
@@ -47,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--envs", nargs="+", default=list(SHORT_NAMES))
+    parser.add_argument("--envs", nargs="+", default=list(IN_THE_PAPER))
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the iterations, for a rehearsal")

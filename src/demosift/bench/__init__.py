@@ -1,6 +1,6 @@
-"""What bench verbs share: results in a .json file, and their tables beside it in Markdown."""
+"""What bench verbs share: names that are checked, results in a .json file, their tables beside it in Markdown."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,15 @@ from demosift.types import InputError
 def check_out(out: str | None) -> None:
     if out is not None and Path(out).suffix != ".json":
         raise InputError(f"{out}: results are a .json file; tables are written beside it")
+
+
+def known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> list[str]:
+    """The given names, or all of them where none are given."""
+    names = list(names)
+    for name in given or ():
+        if name not in names:
+            raise InputError(f"bench: unknown {what} {name!r}; there are {', '.join(names)}")
+    return list(given or names)
 
 
 def write_with_tables(path: Path, answer: Mapping[str, Any], text: str) -> None:

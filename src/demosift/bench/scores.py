@@ -17,7 +17,7 @@ Tables of all rows are written beside it, to FILE.md.
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from demosift.bench import check_out, write_with_tables
+from demosift.bench import check_out, known, write_with_tables
 from demosift.files import Unusable, digest, plain, provenance, read_json
 from demosift.policy import RandomPolicy
 from demosift.report.statistics import probability_greater
@@ -201,9 +201,9 @@ def bench_scores(
     out: str | None = None,
 ) -> tuple[Row, str]:
     """Every scorer on every task. `replay` is a folder that holds what `collect` wrote for each environment."""
-    scorers = _known("scorer", scorers, SCORERS)
-    envs = _known("environment", envs, environments.SHORT_NAMES)
-    measures = _known("measure", measures, TARGETS)
+    scorers = known("scorer", scorers, SCORERS)
+    envs = known("environment", envs or environments.IN_THE_PAPER, environments.SHORT_NAMES)
+    measures = known("measure", measures, TARGETS)
     check_out(out)
     results = Results(None if out is None else Path(out))
     for measure, env in itertools.product(measures, envs):
@@ -222,14 +222,6 @@ def bench_scores(
                     results.add(measure_scorer(asked, data))
                     report(results.rows[key(asked)])
     return results.answer(), tables(results.ordered())
-
-
-def _known(what: str, given: Sequence[str] | None, known: Iterable[str]) -> list[str]:
-    known = list(known)
-    for name in given or ():
-        if name not in known:
-            raise InputError(f"bench: unknown {what} {name!r}; there are {', '.join(known)}")
-    return list(given or known)
 
 
 def report(row: Row) -> None:

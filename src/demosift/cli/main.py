@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from demosift.cli import verbs
 from demosift.types import InputError
 
+DEFAULT_ALGORITHM = "sift"
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
     "alpha": "alpha of the method's paper",
     "average": "share that each step keeps of a moving average of the policy's parameters, such as 0.999; 0 for none",
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(arguments: list[str]) -> int:
     try:
+        arguments = with_algorithm(arguments)
         options = make_parser(arguments).parse_args(arguments)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"demosift: warning: {message}", file=sys.stderr)
@@ -113,6 +115,15 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+def with_algorithm(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the default algorithm where `train` is followed by flags alone, or by nothing."""
+    flags = [word for word in arguments[1:] if word != "--json"]
+    named = flags and (flags[0] in ("-h", "--help") or not flags[0].startswith("-"))
+    if list(arguments[:1]) != ["train"] or named:
+        return list(arguments)
+    return ["train", DEFAULT_ALGORITHM, *arguments[1:]]
+
+
 def make_parser(arguments: Sequence[str]) -> Parser:
     parser = Parser(prog="demosift", description="Offline imitation learning with a supplementary dataset.")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
@@ -123,16 +134,17 @@ def make_parser(arguments: Sequence[str]) -> Parser:
         sub.set_defaults(run=run, exit_code=lambda result: 0)
         return sub
 
-    sub = verb("demo", verbs.run_demo, "compare BC, NBCU and WBCU on halfcheetah/noisy-expert: a table and a page")
+    about = "compare BC, NBCU, WBCU and sift on halfcheetah/noisy-expert: a table and a page"
+    sub = verb("demo", verbs.run_demo, about)
     add = sub.add_argument
     add("--out", default="demo", help="folder for the runs and report.html (default: demo)")
-    add("--seeds", type=positive, default=5, help="number of seeds for each method (default: 5)")
-    about = "training iterations of each method (default: enough for about five minutes in all)"
+    add("--seeds", type=positive, default=3, help="number of seeds for each method (default: 3)")
+    about = "training iterations of sift; the others have a quarter (default: enough for about three minutes in all)"
     add("--iterations", type=positive, help=about)
 
     sub = verb("collect", verbs.run_collect, "train SAC and keep an expert, a medium policy and the replay")
     add = sub.add_argument
-    add("env", nargs="+", help="hopper, walker2d, halfcheetah, ant or a Gymnasium id; several train together")
+    add("env", nargs="+", help="a short name such as hopper, or a Gymnasium id; several train together")
     add("--out", required=True, help="folder to write; several environments get a subfolder each")
     add("--steps", type=positive, default=1_000_000, help="environment steps per agent (default: 1000000)")
     add("--seed", type=int, default=0, help="the first seed (default: 0)")
@@ -162,7 +174,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     add_recipe(sub)
 
-    train = verb("train", verbs.run_train, "train a policy")
+    train = verb("train", verbs.run_train, f"train a policy with {DEFAULT_ALGORITHM}, or with the algorithm you name")
     if arguments[:1] == ["train"]:  # the algorithms' fields are the flags, and knowing them takes importing JAX
         add_algorithms(train)
 
@@ -221,16 +233,23 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add = sub.add_argument
     add("folder", help="a folder with runs in it, or one that reproduce or score wrote")
 
-    sub = verb("bench", verbs.run_bench, "measure speed against this machine's limit, or how good the scorers are")
+    sub = verb(
+        "bench", verbs.run_bench, "measure speed against this machine's limit, how good the scorers are, or sift's time"
+    )
     add = sub.add_argument
-    what = ["speed", "scores", "scale"]
+    what = ["speed", "scores", "scale", "recipe"]
     add("what", nargs="?", choices=what, default=what[0], help="what to measure (default: speed)")
     add("--measures", nargs="+", metavar="NAME", help="scores: any of noisy-expert, haystack, full-replay")
     add("--scorers", nargs="+", metavar="NAME", help="scores: scorers to compare (default: all)")
-    add("--envs", nargs="+", metavar="ENV", help="scores: environments (default: all four)")
+    add("--envs", nargs="+", metavar="ENV", help="scores, recipe: environments (default: all four)")
     add("--seeds", type=positive, default=3, help="scores: number of draws of each task (default: 3)")
     add("--replay", metavar="DIR", help="scores: folder in which collect wrote each environment")
-    about = "scores, scale: file for the results, with tables beside it; scores found there are not measured again"
+    add("--seed", type=int, default=10, help="recipe: seed of the data (default: 10)")
+    add("--iterations", type=positive, help="recipe: iterations of sift and of plain BC (default: 25000 each)")
+    about = "recipe: networks that act as one policy (default: 5 1, one after the other)"
+    add("--ensemble", type=positive, nargs="+", default=[5, 1], metavar="K", help=about)
+    about = "scores, scale, recipe: file for the results, with tables beside it; scores found there are not measured "
+    about += "again"
     add("--out", metavar="FILE.json", help=about)
     add("--rows", type=positive, nargs="+", help="scale: rows of the supplementary set (default: 100k, 1M, 20M)")
     about = "speed: numbers of members (default: 1 5 20)"
@@ -300,10 +319,20 @@ def add_actions(sub: Parser) -> None:
 
 
 def add_algorithms(train: Parser) -> None:
-    from demosift.learning.algorithm import describe, number_fields, setting_fields
+    from demosift.learning.algorithm import describe, member_fields, setting_fields
     from demosift.sift.method import REGISTRY
 
-    algorithms = train.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True, parser_class=Parser)
+    about = f"{DEFAULT_ALGORITHM} if you name none; demosift train ALGORITHM --help lists the flags of each"
+    algorithms = train.add_subparsers(
+        dest="algorithm",
+        metavar="ALGORITHM",
+        prog="demosift train",
+        title="algorithms",
+        description=about,
+        required=True,
+        parser_class=Parser,
+    )
+    train.usage = "demosift train [ALGORITHM] --expert DATA --supplementary DATA --out DIR [flags]"
     for each in REGISTRY.values():
         sub = algorithms.add_parser(each.name, help=each.__doc__, description=each.__doc__)
         add = sub.add_argument
@@ -326,6 +355,10 @@ def add_algorithms(train: Parser) -> None:
         add("--evaluate-every", type=int, default=10_000, help=about)
         about = "episodes per evaluation and member (default: 10)"
         add("--episodes", type=positive, default=10, help=about)
+        about = "share of the expert's rows to leave out of training and to judge the policies by (default: none)"
+        add("--held-out", type=float, metavar="SHARE", help=about)
+        about = "end when no member's held-out loss improved in N rows of metrics, and keep the best policy of each"
+        add("--patience", type=positive, metavar="N", help=f"{about} (default: never)")
         about = "iterations between checkpoints (default: 5000)"
         add("--checkpoint-every", type=positive, default=5_000, help=about)
         about = "iterations between rows of metrics (default: 500)"
@@ -343,7 +376,7 @@ def add_algorithms(train: Parser) -> None:
         defaults = describe(each())
         for field in setting_fields(each):
             if field.metadata.get("flag", True):
-                several = field.name in number_fields(each)
+                several = field.name in member_fields(each)
                 add_field(fields, field.name, field.type, defaults.get(field.name, field.default), several)
 
 

@@ -132,6 +132,8 @@ def run_train(options: argparse.Namespace) -> Answer:
             precision=options.precision,
             environment=environment,
             evaluator=evaluator,
+            held_out=options.held_out,
+            patience=options.patience,
             log_every=options.log_every,
             checkpoint_every=options.checkpoint_every,
             out=options.out,
@@ -139,19 +141,25 @@ def run_train(options: argparse.Namespace) -> Answer:
             tracker=tracker,
             task=task_name(options),
         )
-    last = [row for row in run.metrics if row["iteration"] == options.iterations]
-    answer = {"out": options.out, "members": run.members, "iterations": options.iterations, "last": last}
-    return answer, describe_run(options.out, last)
+    iterations, chosen = run.config["iterations"], run.config.get("chosen")
+    last = [row for row in run.metrics if row["iteration"] == iterations]
+    answer = {"out": options.out, "members": run.members, "iterations": iterations, "last": last}
+    text = describe_run(options.out, last)
+    if chosen is not None:
+        answer["chosen"] = chosen
+        if len(run.members) > 1:
+            text += f"\nleast held-out loss: member {chosen['member']} (use it with --member {chosen['member']})"
+    return answer, text
 
 
 def settings_of(cls: "type[Algorithm]", options: argparse.Namespace) -> "list[Algorithm]":
     """The algorithm with every combination of the numbers that were given; a tuple is one value."""
-    from demosift.learning.algorithm import make_algorithm, number_fields, setting_fields
+    from demosift.learning.algorithm import make_algorithm, member_fields, setting_fields
     from demosift.learning.cloning import RECIPES
 
     given = {field.name: getattr(options, field.name) for field in setting_fields(cls) if field.name in options}
     fields = {**RECIPES[options.recipe or "paper"], **given}
-    several = number_fields(cls)
+    several = member_fields(cls)
     choices = [value if name in several and isinstance(value, list) else [value] for name, value in fields.items()]
     return [make_algorithm(cls.name, dict(zip(fields, each, strict=True))) for each in itertools.product(*choices)]
 
@@ -274,10 +282,10 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
     from demosift.experiments.presets import PENALTIES, Request, default_schedule, parse_settings
     from demosift.experiments.reproduce import reproduce
     from demosift.learning.cloning import RECIPES
-    from demosift.simulation.environments import SHORT_NAMES
+    from demosift.simulation.environments import IN_THE_PAPER
 
     request = Request(
-        envs=tuple(options.envs or SHORT_NAMES),
+        envs=tuple(options.envs or IN_THE_PAPER),
         seeds=tuple(range(options.seed, options.seed + options.seeds)),
         iterations=options.iterations,
         schedule=default_schedule(options.iterations, options.evaluate_every, options.episodes, options.early_episodes),
@@ -331,6 +339,10 @@ def run_bench(options: argparse.Namespace) -> Answer:
         from demosift.bench.scale import bench_scale
 
         return bench_scale(options.rows, options.out)
+    if options.what == "recipe":
+        from demosift.bench.recipe import bench_recipe
+
+        return bench_recipe(options.envs, options.seed, options.iterations, options.ensemble, options.out)
     from demosift.bench.speed import bench
 
     return bench(options.algorithms, options.members, options.seconds, options.collect, options.precision)

@@ -15,7 +15,7 @@ from demosift.learning.algorithm import setting_fields
 from demosift.learning.fit import with_horizon
 from demosift.learning.members import Precision, check_precision
 from demosift.sift.method import REGISTRY
-from demosift.simulation.environments import SHORT_NAMES
+from demosift.simulation import environments
 from demosift.types import InputError
 
 ORACLE = "oracle"  # BC on all truly clean rows: a row of a table, not an algorithm
@@ -36,7 +36,7 @@ EVALUATE_EVERY = 10_000
 class Request:
     """What to run. The defaults are the paper's: four environments, five seeds, a million iterations."""
 
-    envs: tuple[str, ...] = tuple(SHORT_NAMES)
+    envs: tuple[str, ...] = environments.IN_THE_PAPER
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     iterations: int = ITERATIONS
     schedule: Schedule = field(default_factory=Schedule)
@@ -82,8 +82,8 @@ def check(request: Request) -> None:
     check_precision(request.precision)
     request.schedule.check(request.iterations)
     for env in request.envs:
-        if env not in SHORT_NAMES:
-            raise InputError(f"unknown environment {env!r}: the tasks are in {', '.join(SHORT_NAMES)}")
+        if env not in environments.SHORT_NAMES:
+            raise InputError(f"unknown environment {env!r}: the tasks are in {', '.join(environments.SHORT_NAMES)}")
     for method in request.methods or ():
         if method not in REGISTRY and method != ORACLE:
             raise InputError(f"unknown method {method!r}: there are {', '.join([*REGISTRY, ORACLE])}")

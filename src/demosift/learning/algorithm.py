@@ -119,18 +119,25 @@ def number_fields(cls: type) -> list[str]:
     return [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
 
 
+def member_fields(cls: type) -> list[str]:
+    """The same, with those that a nested group marks with `members` among them."""
+    marked = [field.name for field in setting_fields(cls) if field.metadata.get("members", False)]
+    return [*number_fields(cls), *marked]
+
+
 def describe(setting: Algorithm) -> dict[str, Any]:
     """The algorithm's name and hyper-parameters, as plain JSON values that `make_algorithm` takes.
 
-    A nested group is told only where it differs from what the first release did, which knew no such group: so the
-    settings, and with them the ids of results, stay what they were.
+    A nested group is told only where it differs from the method's own settings, or from what the first release did,
+    which knew no such group: so the settings, and with them the ids of results, stay what they were.
     """
     told: dict[str, Any] = {"algorithm": setting.name}
     for field in dataclasses.fields(setting):  # type: ignore[arg-type]
         value = getattr(setting, field.name)
         if dataclasses.is_dataclass(value):
-            base = type(value)()
-            told |= {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(base, k)}  # type: ignore
+            bases = (type(value)(), field.default)
+            parts = dataclasses.asdict(value).items()  # type: ignore
+            told |= {k: v for k, v in parts if any(v != getattr(base, k) for base in bases)}
         else:
             told[field.name] = list(value) if isinstance(value, tuple) else value
     return told
@@ -143,7 +150,8 @@ def algorithm(cls: type[A]) -> type[A]:
     Float fields become leaves, so members can differ in them inside one program; everything else shapes the program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
-    leaves = number_fields(cls)
+    groups = [field.name for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)]  # type: ignore[arg-type]
+    leaves = [*number_fields(cls), *groups]  # a group may be a tree with numbers of its own
     static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]  # type: ignore[arg-type]
     defaults = {
         "about": About(getattr(cls, "name", cls.__name__)),

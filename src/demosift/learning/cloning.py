@@ -11,8 +11,9 @@ run ends.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,20 @@ from demosift.learning.losses import weighted_loss
 from demosift.learning.networks import Initialiser, Policy, TanhGaussian, glorot_uniform, init_policy
 from demosift.types import InputError, Transitions
 
+A = TypeVar("A")
+
 
 @dataclass(frozen=True)
 class Cloner:
-    """How the policy is fitted. These are fields of every method, and flags of the command line."""
+    """How the policy is fitted. These are fields of every method, and flags of the command line.
+
+    As a tree it has no leaves, unless the decay is an array, as it is where members of a program differ in it.
+    """
 
     loss: Literal["likelihood", "squared"] = "likelihood"
-    log_std_floor: float | None = None  # smallest log standard deviation; None: the networks' own, -5
-    decay: float = 0.0  # decoupled weight decay of the policy, times the learning rate
+    log_std_floor: float | None = None  # smallest log standard deviation; None: the networks' own, -5; not discrete
+    # Decoupled weight decay of the policy, times the learning rate.
+    decay: float = dataclasses.field(default=0.0, metadata={"members": True})
     rate_schedule: Literal["constant", "cosine"] = "constant"  # cosine falls to zero at the end of the run
     average: float = 0.0  # of the parameters: what a step keeps of the average, such as 0.999; 0: none
     horizon: int = dataclasses.field(default=0, metadata={"flag": False})  # the run's iterations, for a falling rate
@@ -40,8 +47,8 @@ class Cloner:
         """Refuse settings that contradict each other or the actions."""
         if self.loss == "squared" and self.log_std_floor is not None:
             raise InputError("log_std_floor: the squared error has no standard deviation; leave one of them out")
-        if discrete and (self.loss == "squared" or self.log_std_floor is not None):
-            raise InputError("discrete actions are cloned by cross-entropy; loss and log_std_floor are for others")
+        if discrete and self.loss == "squared":
+            raise InputError("discrete actions are cloned by cross-entropy; the squared error is for others")
         if not 0.0 <= self.average < 1.0:
             raise InputError(f"average: must be at least 0 and below 1, not {self.average}")
         if not 0.0 <= self.decay < math.inf:
@@ -52,6 +59,34 @@ class Cloner:
             return learning_rate
         done = jnp.minimum(iteration / max(self.horizon, 1), 1.0)
         return learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
+
+
+def flatten_cloner(cloner: Cloner) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = dict(vars(cloner))
+    varies = not isinstance(cloner.decay, int | float)
+    children = (values.pop("decay"),) if varies else ()
+    return children, tuple(values.items())
+
+
+def unflatten_cloner(auxiliary: tuple[Any, ...], children: tuple[Any, ...]) -> Cloner:
+    made = object.__new__(Cloner)  # not through `__init__`, where tests check types: JAX also puts markers into trees
+    for name, value in (*auxiliary, *(("decay", child) for child in children)):
+        object.__setattr__(made, name, value)
+    return made
+
+
+jax.tree_util.register_pytree_node(Cloner, flatten_cloner, unflatten_cloner)
+
+
+def with_own_decays(settings: Sequence[A]) -> list[A]:
+    """Settings that differ in the decay, as members of one program."""
+    cloners = [getattr(setting, "cloner", None) for setting in settings]
+    if len({cloner.decay for cloner in cloners if isinstance(cloner, Cloner)}) < 2:
+        return list(settings)
+    return [
+        dataclasses.replace(setting, cloner=dataclasses.replace(cloner, decay=jnp.float32(cloner.decay)))  # type: ignore
+        for setting, cloner in zip(settings, cloners, strict=True)
+    ]
 
 
 PAPER = Cloner()
@@ -102,7 +137,7 @@ def update_policy(
     """One step of Adam by the cloner's schedule, then the decay, then the average."""
     rate = cloner.rate(learning_rate, iteration)
     new = descend(policy, gradient, rate, **adam)
-    if cloner.decay:
+    if not isinstance(cloner.decay, int | float) or cloner.decay:
         shrunk = jax.tree.map(lambda p, old: p - rate * cloner.decay * old, new.params, policy.params)
         new = new._replace(params=shrunk)
     if cloner.average:

@@ -17,10 +17,11 @@ from demosift.data import check_pair
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.files import plain, provenance
 from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, State, describe, make_algorithm, prepared
-from demosift.learning.cloning import Cloner
+from demosift.learning.cloning import Cloner, with_own_decays
+from demosift.learning.held_out import HeldOut, choose, choose_held_out, without
 from demosift.learning.members import Precision, check_precision, every_member, fill, stated
 from demosift.learning.program import Program
-from demosift.learning.runner import Callback, Evaluator, HostMetrics, Schedule, due, finite_members, run
+from demosift.learning.runner import Callback, Evaluator, HostMetrics, Schedule, Trainee, due, finite_members, run
 from demosift.policy import Policy
 from demosift.progress import Progress
 from demosift.results.checkpoint import Note
@@ -45,6 +46,8 @@ def fit(
     precision: Precision = "float32",
     environment: EnvironmentSpec | None = None,
     evaluator: Evaluator | None = None,
+    held_out: float | None = None,
+    patience: int | None = None,
     log_every: int = 500,
     checkpoint_every: int = 5_000,
     out: str | Path | None = None,
@@ -60,9 +63,12 @@ def fit(
     `data`: one dataset for all seeds, or one per seed. `seeds`: how many, or which. `iterations` and `ensemble` default
     to the algorithm's own; with an ensemble of K each member is K networks on the same data, which act as one policy by
     the mean of their actions. With `out` the run is written to that folder as it goes, with a checkpoint every
-    `checkpoint_every` iterations, from which `resume` continues. `precision`: bfloat16 is faster on a GPU. `task` names
-    the task from which the data was drawn, so that a report can group its seeds. `progress`: None shows a bar on a
-    terminal.
+    `checkpoint_every` iterations, from which `resume` continues. `held_out` leaves this share of the expert's rows out
+    of training; the loss of each policy on them is logged every `log_every` iterations as `held_out_loss`, and
+    `config["chosen"]` names the member to use. With `patience` the run ends when the loss of no member has improved in
+    so many rows of the log, and each member's policy is that of its least loss. `precision`: bfloat16 is faster on a
+    GPU. `task` names the task from which the data was drawn, so that a report can group its seeds. `progress`: None
+    shows a bar on a terminal.
 
     A member whose parameters are no longer finite is left out of the policy, with a warning; the reason is in
     `config["failures"]`.
@@ -76,10 +82,12 @@ def fit(
     ensemble = settings[0].about.ensemble if ensemble is None else ensemble
     log_every = min(log_every, iterations)
     check_precision(precision)
-    check_request(settings, sources, seeds, iterations, log_every, checkpoint_every, evaluator)
+    check_request(with_own_decays(settings), sources, seeds, iterations, log_every, checkpoint_every, evaluator)
     check_cloning(settings, sources[0], ensemble)
+    check_patience(patience, held_out)
     settings = [with_horizon(setting, iterations) for setting in settings]
     normalisers = [fit_normaliser(source, normalise) for source in sources]
+    left_out = [] if held_out is None else [choose_held_out(source, held_out) for source in sources]
     environment = with_bounds_of(sources[0], environment or sources[0].environment)
     config = {
         "algorithm": settings[0].name,
@@ -89,6 +97,8 @@ def fit(
         "normalise": normalise,
         **stated(precision),
         **({} if ensemble == 1 else {"ensemble": ensemble}),
+        **({} if held_out is None else {"held_out": held_out}),
+        **({} if patience is None else {"patience": patience}),
         "iterations": iterations,
         "log_every": log_every,
         "checkpoint_every": checkpoint_every,
@@ -104,28 +114,45 @@ def fit(
 
     own = [None if folder is None else folder.path / "scores" / f"{i}" for i in range(len(sources))]
     sources = [prepared(settings[0], source, place) for source, place in zip(sources, own, strict=True)]
-    program = Program(every_member(settings, seeds, sources, normalisers, environment), precision, ensemble)
+    judged = [source.expert.take(rows[: len(source.expert)]) for source, rows in zip(sources, left_out, strict=False)]
+    if judged:
+        sources = [without(source, rows) for source, rows in zip(sources, left_out, strict=True)]
+        check_weights(settings[0], sources)
+    members = every_member(with_own_decays(settings), seeds, sources, normalisers, environment)
+    program = Program(members, precision, ensemble)
     every = None if evaluator is None else evaluator.every
+    trainee, over = program, lambda: False
+    if judged:
+        # A run ends with an evaluation, so that a report can use it.
+        trainee = HeldOut(program, judged * (len(program) // len(judged)), patience, every or log_every)
+        over = trainee.is_over
+    found = None if folder is None or patience is None else folder.checkpoints.read()
+    if found is not None:
+        trainee.restore(found)
+    until = found.position if found is not None and over() else iterations  # a run that ended early has ended
     recorder = Recorder(folder, tracker, len(program), lambda position: due(position, every, iterations))
     began = time.monotonic()
     with Progress(progress) as display:
         outcome = run(
-            program,
-            Schedule(iterations, chunk=log_every, checkpoint_every=checkpoint_every),
+            trainee,
+            Schedule(until, chunk=log_every, checkpoint_every=checkpoint_every),
             evaluator=evaluator,
             evaluated=recorder.evaluated,
             checkpoints=None if folder is None else folder.checkpoints,
             callbacks=[recorder, Bar(display, settings[0].name, iterations, len(program)), *callbacks],
+            stopped=over,
         )
     config["wall_seconds"] = round(time.monotonic() - began, 1)
-    policy, failures = finite_policy(program, outcome.failures)
+    policy, failures = finite_policy(trainee, settings[0].name, outcome.failures)
     if failures:
         config["failures"] = {str(member): reason for member, reason in failures.items()}
         for member, reason in failures.items():
             warnings.warn(f"{settings[0].name}, member {member}: {reason}", stacklevel=2)
-    config["iterations"] = outcome.position  # fewer where a callback stopped the run
+    config["iterations"] = outcome.position  # fewer where patience or a callback ended the run
+    if held_out is not None:
+        config["chosen"] = choose(recorder.rows, failures, len(seeds), patience is not None)
     metadata = {"algorithm": settings[0].name, "iterations": str(outcome.position)}
-    trained = Run(config, dataclasses.replace(policy, metadata=metadata), recorder.rows, program.capture())
+    trained = Run(config, dataclasses.replace(policy, metadata=metadata), recorder.rows, trainee.capture())
     if folder is not None:
         folder.finish(trained)
     return trained
@@ -195,16 +222,16 @@ class Bar(Callback):
         )
 
 
-def finite_policy(program: Program, failures: Mapping[int, str]) -> tuple[Policy, dict[int, str]]:
+def finite_policy(trainee: Trainee, name: str, failures: Mapping[int, str]) -> tuple[Policy, dict[int, str]]:
     """The policy of the members that did not diverge, and why the others failed."""
-    ((members, policy),) = program.policies()
+    ((members, policy),) = trainee.policies()
     finite = finite_members(policy)
     found = dict(failures)
     for member in np.array(members)[~finite].tolist():
         found.setdefault(member, "diverged: at the end the policy's parameters are not finite")
     alive = [member for member in members if member not in found]
     if not alive:
-        raise InputError(f"{program.algorithm.name}: every member diverged; {next(iter(found.values()))}")
+        raise InputError(f"{name}: every member diverged; {next(iter(found.values()))}")
     return (policy if not found else policy.members(alive)), dict(sorted(found.items()))
 
 
@@ -259,6 +286,13 @@ def check_cloning(settings: Sequence[Algorithm], source: Demonstrations, ensembl
             cloner.check(source.expert.discrete)
 
 
+def check_patience(patience: int | None, held_out: float | None) -> None:
+    if patience is not None and held_out is None:
+        raise InputError("patience: needs held_out, the share of the expert's rows by whose loss training is stopped")
+    if patience is not None and patience < 1:
+        raise InputError(f"patience: must be at least 1, not {patience}")
+
+
 def with_horizon(setting: Algorithm, iterations: int) -> Algorithm:
     """A falling learning rate reaches zero where the run ends."""
     cloner = getattr(setting, "cloner", None)
@@ -305,7 +339,7 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
     failed = run.config.get("failures", {})
     alive = [size * i + place for i in range(len(members)) if str(i) not in failed for place in range(size)]
     each = [make_algorithm(member.pop("algorithm"), member) for member in members]
-    settings = [setting for setting in each for _ in range(size)]
+    settings = with_own_decays([setting for setting in each for _ in range(size)])
     algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *settings)
     union = data.union
     shapes = Transitions(*(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in union))

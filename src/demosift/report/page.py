@@ -17,6 +17,7 @@ from demosift.report.document import asset, cell, details, document, header, pro
 from demosift.report.groups import LAST_EVALUATIONS, Methods, Panel, Series, colours, fingerprint, group, printable
 from demosift.report.paper import chosen_tables, read_tables
 from demosift.report.paper_forms import paper_section, write_grid_files
+from demosift.report.sift_page import kept_section
 from demosift.report.statistics import BOOTSTRAP_SEED, RESAMPLES, student_interval
 from demosift.report.table import BEST_NOTE, TableRow, explain, headline, span, tabulate
 from demosift.report.weights import weight_section
@@ -66,11 +67,13 @@ def render_page(results: Results, methods: Methods, last: int = LAST_EVALUATIONS
     of_method = colours({series.method for panel in panels for series in panel.series}, methods)
     sentence, sureness = headline(panels, last)
     title = " · ".join(["demosift", *(panel.name for panel in panels[:3])])
+    kept, damaged = kept_section(results.scores)
     body = [
         header(title, sentence, sureness, facts(panels, last)),
-        problem_box("Left out", [*results.problems, *repeats]),
+        problem_box("Left out", [*results.problems, *damaged, *repeats]),
         *(paper_section(table, of_method) for table in chosen_tables(read_tables(results, methods))),
         *(panel_section(panel, of_method, last, len(panels) > 1) for panel in panels),
+        kept,
         weight_section(results.weights, methods),
         diagnostics_part(panels, of_method),
         details("How the numbers are made", METHOD_NOTES) if panels else "",
@@ -78,7 +81,9 @@ def render_page(results: Results, methods: Methods, last: int = LAST_EVALUATIONS
         unread_part(results.unread),
         footer(results.every_run),
     ]
-    return document(title, body, asset("page.css"), asset("page.js"))
+    style, script = ("page.css", "sift_page.css"), ("page.js", "strips.js")
+    used = 2 if kept else 1
+    return document(title, body, "".join(map(asset, style[:used])), "".join(map(asset, script[:used])))
 
 
 def facts(panels: Sequence[Panel], last: int) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from demosift.report.drawing import figure, save
 from demosift.simulation.environments import reference_returns
 from demosift.types import InputError
 
+COLUMNS = 4
 COLOUR = "#0a6aa8"
 
 
@@ -41,10 +42,13 @@ def draw(folder: str | Path) -> Path:
     if not curves:
         raise InputError(f"{folder}: no ENV.jsonl here")
     paper = reference_returns()["paper"]
-    with figure(3.0 * len(curves), 2.6) as drawn:
-        for axes, (name, (steps, returns)) in zip(
-            drawn.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
-        ):
+    columns = min(len(curves), COLUMNS)
+    lines = -(-len(curves) // columns)
+    with figure(3.0 * columns, 2.6 * lines) as drawn:
+        panels = drawn.subplots(lines, columns, squeeze=False).ravel()
+        for unused in panels[len(curves) :]:
+            unused.remove()
+        for axes, (name, (steps, returns)) in zip(panels, curves.items(), strict=False):
             axes.plot(steps / 1e6, returns, color=COLOUR, alpha=0.3, linewidth=0.8)
             axes.plot(steps / 1e6, returns.mean(axis=1), color=COLOUR, linewidth=1.8)
             if name in paper:

@@ -1,29 +1,7 @@
-// Strips, the ranking and the map. Text from files is in the document already and is only ever moved or compared here.
+// The ranking and the map. Text from files is in the document already and is only ever moved or compared here.
 (() => {
   const content = JSON.parse(document.getElementById("sift").textContent);
-  const alphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-  const middle = 30;
-  const { low, middle: threshold, high } = content.scale;
-
-  const weightOf = (level) =>
-    10 ** (level < middle ? low + (level / middle) * (threshold - low) : threshold + (level / middle - 1) * (high - threshold));
-  const shown = (value) => (value >= 0.001 && value < 10000 ? String(Number(value.toPrecision(2))) : value.toExponential(0));
-  const about = (level) => (level === 0 ? "at most " : level === 2 * middle ? "at least " : "about ") + shown(weightOf(level));
-
-  let palette = [];
-  let outline = "";
-  const mix = (a, b, share) => a.map((value, index) => Math.round(value + (b[index] - value) * share));
-  const css = (colour) => `rgb(${colour.join(" ")})`;
-  function readColours() {
-    const style = getComputedStyle(document.documentElement);
-    const [bad, even, good, ink] = ["--noisy", "--rule", "--clean", "--ink"].map((name) => {
-      const hex = style.getPropertyValue(name).trim().replace(/^#(.)(.)(.)$/, "#$1$1$2$2$3$3");
-      return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
-    });
-    palette = Array.from({ length: 2 * middle + 1 }, (_, level) =>
-      level < middle ? mix(bad, even, (level / middle) ** 1.5) : mix(even, good, Math.sqrt((level - middle + 4) / (middle + 4))));
-    outline = css(ink);
-  }
+  const { about, shown, levelsOf, say, hush, outline, colour } = strips;
 
   function fit(canvas) {
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
@@ -33,49 +11,6 @@
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
     return [pen, width, height];
-  }
-
-  const float = document.body.appendChild(document.createElement("div"));
-  float.id = "float";
-  float.className = "tip";
-  float.hidden = true;
-  function say(event, ...lines) {
-    float.replaceChildren(...lines.map((line) => {
-      const row = document.createElement("p");
-      row.textContent = line;
-      return row;
-    }));
-    float.hidden = false;
-    const x = Math.min(event.clientX + 14, window.innerWidth - float.offsetWidth - 8);
-    const y = event.clientY + 18 + float.offsetHeight > window.innerHeight ? event.clientY - 12 - float.offsetHeight : event.clientY + 18;
-    float.style.transform = `translate(${Math.max(4, x)}px, ${Math.max(4, y)}px)`;
-  }
-  const hush = () => { float.hidden = true; };
-
-  const strips = [...document.querySelectorAll("canvas.cells")].map((canvas) => ({
-    canvas,
-    rows: Number(canvas.dataset.rows),
-    levels: [...canvas.dataset.cells].map((letter) => alphabet.indexOf(letter)),
-  }));
-  function drawStrip({ canvas, levels }) {
-    // A pixel for each cell; the style sheet stretches them.
-    [canvas.width, canvas.height] = [levels.length, 1];
-    const pen = canvas.getContext("2d");
-    const image = pen.createImageData(levels.length, 1);
-    levels.forEach((level, index) => image.data.set([...palette[level], 255], 4 * index));
-    pen.putImageData(image, 0, 0);
-  }
-  for (const { canvas, levels, rows } of strips) {
-    const read = (event) => {
-      const box = canvas.getBoundingClientRect();
-      const cell = Math.min(levels.length - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * levels.length)));
-      const [from, to] = [cell, cell + 1].map((edge) => Math.floor((edge * rows) / levels.length));
-      const steps = to - from > 1 ? `steps ${from} to ${to - 1}` : `step ${from}`;
-      say(event, steps, `weight ${about(levels[cell])}`);
-    };
-    canvas.addEventListener("pointermove", read);
-    canvas.addEventListener("pointerdown", read);
-    canvas.addEventListener("pointerleave", hush);
   }
 
   const table = document.querySelector(".ranking table");
@@ -109,7 +44,7 @@
 
   const map = content.map;
   const canvas = document.getElementById("map");
-  const levels = [...map.level].map((letter) => alphabet.indexOf(letter));
+  const levels = levelsOf(map.level);
   const layers = [true, true];
   const layer = (index) => (index < map.expert ? 0 : 1);
   // The kept are drawn last, and the expert's rings over all.
@@ -126,11 +61,11 @@
       pen.arc(x, y, layer(index) ? 2.4 : 2.6, 0, 7);
       if (layer(index)) {
         pen.globalAlpha = 0.75;
-        pen.fillStyle = css(palette[levels[index]]);
+        pen.fillStyle = colour(levels[index]);
         pen.fill();
       } else {
         pen.globalAlpha = 0.55;
-        pen.strokeStyle = outline;
+        pen.strokeStyle = outline();
         pen.lineWidth = 0.9;
         pen.stroke();
       }
@@ -140,7 +75,7 @@
       const [x, y] = place(marked);
       pen.beginPath();
       pen.arc(x, y, 6, 0, 7);
-      pen.strokeStyle = outline;
+      pen.strokeStyle = outline();
       pen.lineWidth = 2;
       pen.stroke();
     }
@@ -161,7 +96,7 @@
     drawMap(index);
     if (index === undefined) return hush();
     const whose = layer(index) ? "pile" : "expert";
-    say(event, `${whose}, episode ${map.episode[index]}, step ${map.step[index]}`, `weight ${about(levels[index])}`);
+    say(event, `${whose}, episode ${map.episode[index]}, step ${map.step[index]}`, `weight ${about(levels[index], content.scale)}`);
   };
   canvas.addEventListener("pointermove", readMap);
   canvas.addEventListener("pointerdown", readMap);
@@ -173,16 +108,12 @@
       button.setAttribute("aria-pressed", String(layers[which]));
       drawMap();
     });
-  document.getElementById("low").textContent = shown(10 ** low);
-  document.getElementById("middle").textContent = shown(10 ** threshold);
-  document.getElementById("high").textContent = shown(10 ** high);
+  document.getElementById("low").textContent = shown(10 ** content.scale.low);
+  document.getElementById("middle").textContent = shown(10 ** content.scale.middle);
+  document.getElementById("high").textContent = shown(10 ** content.scale.high);
 
-  function drawAll() {
-    readColours();
-    drawMap();
-    strips.forEach(drawStrip);
-  }
-  drawAll();
+  drawMap();
   window.addEventListener("resize", () => drawMap());
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  // After the strips' own listener, which reads the colours.
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawMap());
 })();

@@ -1,4 +1,5 @@
-"""`report.html` of a scores folder: the verdict, the episodes, and the evidence.
+"""`report.html` of a scores folder: the verdict, the episodes, and the evidence; and the part of it that the page of a
+run shows.
 
 It is made from `summary.json` and `page.json` alone, so the same files give the same page, byte for byte, and a million
 rows cost no more than a thousand. Nothing from a file reaches the page unescaped.
@@ -12,6 +13,7 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -25,9 +27,19 @@ from demosift.results.folder import REPORT
 from demosift.results.scores import PAGE, SUMMARY, read_page
 
 HIGHLIGHTED = 5  # best and worst episodes
+KEPT_CHARTS = 100  # the histograms of a run's scores count from here, after those of its weights
 UNIT = Axis(0.0, 1.0, [(0.0, "0"), (0.25, "0.25"), (0.5, "0.5"), (0.75, "0.75"), (1.0, "1")])
 ENDS = np.array([0.0, 1.0])
 IDEAL = Line("ideal", "ideal", "c0 d2", ENDS, ENDS, ["", ""], ["", ""], stops=np.array([]))
+
+DAMAGE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+)  # of files that score did not write
 
 METHOD_NOTES = """<ul>
 <li>A weight estimates d_E(s,a)/d_U(s,a), how much more common a row is in the expert's data than in the union. Every
@@ -52,7 +64,7 @@ def write_sift_page(folder: str | os.PathLike[str], methods: Methods) -> Path:
     summary, content = read_page(folder)
     try:
         page = render_sift_page(summary, content, methods)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except DAMAGE as error:
         raise Unusable(f"{folder / PAGE}: it and {SUMMARY} are not what score writes") from error
     return write_page(folder / REPORT, page)
 
@@ -66,8 +78,8 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
     body = [
         verdict(summary, seen, methods),
         problem_box("Before you believe it", list(map(str, warnings))),
-        sample_section(seen),
-        episode_section(summary, content["episodes"]),
+        f"<section><h2>What the pile is made of</h2>{sample_mix(seen)}</section>",
+        episode_section(summary, content),
         weight_section(summary, content),
         map_section(content["map"], seen),
         quality_section(seen, content["truth"]),
@@ -76,14 +88,51 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
         footer(summary),
         f'<script type="application/json" id="sift">{embed(for_script(content))}</script>',
     ]
-    return document(title, body, asset("page.css") + asset("sift_page.css"), asset("page.js") + asset("sift_page.js"))
+    script = asset("page.js") + asset("strips.js") + asset("sift_page.js")
+    return document(title, body, asset("page.css") + asset("sift_page.css"), script)
+
+
+def kept_section(scores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[str, list[str]]:
+    """What the page of runs shows of the scores they trained on, and a line for each that is damaged.
+
+    `scores`: the summary and the page's content, by the folder, relative to the page. The first is shown in full, the
+    others on demand.
+    """
+    parts, problems = [], []
+    for folder, (summary, content) in scores.items():
+        try:
+            shown = essentials(summary, content, len(parts))
+            headline = printable(str(summary["diagnosis"]["headline"]))
+        except DAMAGE:
+            problems.append(f"{folder}: {SUMMARY} and {PAGE} are not what score writes")
+            continue
+        link = escape(f"./{quote(folder)}/{REPORT}")
+        shown += f'<p class="note"><a href="{link}">Everything about these scores: {escape(printable(folder))}</a></p>'
+        headed = f"<h3>{escape(headline)}</h3>{shown}"
+        parts.append(details(f"{folder}: {headline}", shown) if parts else headed)
+    if not parts:
+        return "", problems
+    several = f"The first of {len(parts)} draws of the data, each with its own scores." if len(parts) > 1 else ""
+    said = f'<p class="note">{several}</p>' if several else ""
+    return f'<section class="kept"><h2>What sift kept</h2>{said}{"".join(parts)}</section>', problems
+
+
+def essentials(summary: Mapping[str, Any], content: Mapping[str, Any], place: int) -> str:
+    """`place` tells the charts of one page apart."""
+    seen = summary["diagnosis"]
+    chart = histogram_chart("Share of the rows of each set", content["histogram"], KEPT_CHARTS + place)
+    return (
+        f'<p class="said">{escape(printable(str(seen["reason"])))}</p>{sample_mix(seen)}'
+        f'<p class="said">{escape(kept_in_words(summary))}</p>{render(chart)}'
+        f"<div {scale_attributes(content)}>{best_and_worst(content)}</div>"
+    )
 
 
 def for_script(content: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers and strips for the script. Names stay in the document, where they are escaped."""
     place = content["map"]
     return {
-        "scale": {name: float(content["scale"][name]) for name in ("low", "middle", "high")},
+        "scale": scale_of(content),
         "map": {
             "expert": int(place["expert"]),
             "level": level_text(place["level"]),
@@ -110,7 +159,7 @@ def verdict(summary: Mapping[str, Any], seen: Mapping[str, Any], methods: Method
     return header(kicker, printable(seen["headline"]), printable(seen["reason"]), items)
 
 
-def sample_section(seen: Mapping[str, Any]) -> str:
+def sample_mix(seen: Mapping[str, Any]) -> str:
     """The paper's table of samples, with the shares of this supplementary set."""
     cells = (
         ("helps", "o-clean", float(seen["samples"]["helpful"]), "expert state, expert action"),
@@ -124,25 +173,40 @@ def sample_section(seen: Mapping[str, Any]) -> str:
     )
     covered = float(seen["states"]["covered"])
     return (
-        '<section><h2>What the pile is made of</h2><p class="said">'
+        '<p class="said">'
         "A sample on an expert state helps cloning if its action is the expert's too, and harms it if not; one on "
         "another state does little of either (the paper's Table 1). By nearest neighbours:</p>"
         f'<div class="mix">{bar}</div><ul class="mix-keys">{keys}</ul><p class="note">'
-        f"Coverage: {covered:.0%} of the expert's states have a state of the pile nearby.</p></section>"
+        f"Coverage: {covered:.0%} of the expert's states have a state of the pile nearby.</p>"
     )
 
 
-def episode_section(summary: Mapping[str, Any], episodes: Mapping[str, Any]) -> str:
-    supplementary, expert = episodes["supplementary"], episodes["expert"]
+def best_and_worst(content: Mapping[str, Any]) -> str:
+    """The pile's best and worst episodes, and some of the expert's own, as strips; nothing for a pile of one."""
+    supplementary, expert = content["episodes"]["supplementary"], content["episodes"]["expert"]
+    shown, names = supplementary["shown"], supplementary["origins"]
+    few = min(HIGHLIGHTED, len(shown) // 2)
+    if not few:
+        return ""
+    own = card("The expert's own, for comparison", expert["shown"][:3], expert["origins"], "reference", False)
+    best = card("Best of the pile", shown[:few], names, "good")
+    worst = card("Worst of the pile", shown[::-1][:few], names, "bad")
+    return f'<div class="cards">{best}{worst}</div>{own}'
+
+
+def scale_of(content: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(content["scale"][name]) for name in ("low", "middle", "high")}
+
+
+def scale_attributes(content: Mapping[str, Any]) -> str:
+    """For the element around strips: what their colours mean."""
+    return " ".join(f'data-{name}="{value}"' for name, value in scale_of(content).items())
+
+
+def episode_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    supplementary = content["episodes"]["supplementary"]
     shown, total = supplementary["shown"], int(supplementary["total"])
     names = supplementary["origins"]
-    few = min(HIGHLIGHTED, len(shown) // 2)
-    panels = ""
-    if few:
-        own = card("The expert's own, for comparison", expert["shown"][:3], expert["origins"], "reference", False)
-        best = card("Best of the pile", shown[:few], names, "good")
-        worst = card("Worst of the pile", shown[::-1][:few], names, "bad")
-        panels = f'<div class="cards">{best}{worst}</div>{own}'
     threshold = float(summary["threshold"])
     note = f"All {numbers.count_of(total, 'episode')}."
     if len(shown) < total:
@@ -157,9 +221,10 @@ def episode_section(summary: Mapping[str, Any], episodes: Mapping[str, Any]) -> 
     rows = "".join(episode_row(one, names, has_origin, place, len(shown)) for place, one in enumerate(shown))
     path = shlex.quote(printable(str(summary["supplementary"]["path"])))
     return (
-        '<section id="episodes"><h2>Which episodes</h2><p class="said">Each strip is an episode from its first step '
+        f'<section id="episodes" {scale_attributes(content)}><h2>Which episodes</h2><p class="said">'
+        "Each strip is an episode from its first step "
         f'to its last: <b class="o-clean">green</b> weighs {threshold:g} or more and is kept, '
-        f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.</p>{panels}"
+        f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.</p>{best_and_worst(content)}"
         '<div class="tools"><input type="search" id="find" placeholder="Find an episode or origin" '
         'aria-label="Find an episode or origin"><span id="counted" class="faint"></span></div>'
         f'<div class="ranking"><table><thead><tr>{head}<th scope="col" class="wide">Steps, first to last</th></tr>'
@@ -214,17 +279,21 @@ def card(title: str, episodes: Sequence[Mapping[str, Any]], names: Sequence[str]
 def weight_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     truth = content["truth"]
     chart = render(histogram_chart("Share of the rows of each set", content["histogram"], 0))
-    said = (
-        f"{float(summary['kept']):.0%} of the pile's rows weigh {float(summary['threshold']):g} or more. A row that "
-        "weighs 1 is as common in the expert's data as in the union."
-    )
     known = ""
     if truth is not None:
         known = (
             f"<h3>By true origin</h3>{shares(truth['histogram'])}"
             f"{render(histogram_chart('Share of the rows of each origin', truth['histogram'], 1))}"
         )
-    return f'<section><h2>Weights</h2><p class="said">{said}</p>{chart}{known}</section>'
+    said = escape(kept_in_words(summary))
+    return f'<section class="weights"><h2>Weights</h2><p class="said">{said}</p>{chart}{known}</section>'
+
+
+def kept_in_words(summary: Mapping[str, Any]) -> str:
+    return (
+        f"{float(summary['kept']):.0%} of the pile's rows weigh {float(summary['threshold']):g} or more. A row that "
+        "weighs 1 is as common in the expert's data as in the union."
+    )
 
 
 def histogram_chart(title: str, histogram: Mapping[str, Any], place: int) -> Chart:

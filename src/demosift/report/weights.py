@@ -68,9 +68,9 @@ def weight_section(weights: Mapping[str, Any], methods: Methods) -> str:
     for place, (method, histogram) in enumerate(sorted(weights.items())):
         name = about(method, methods).name
         said = separation_in_words(histogram["separation"])
-        parts.append(
-            f'<p class="said">{escape(said)}</p>{shares(histogram)}{render(weight_chart(name, histogram, place))}'
-        )
+        heading = f"<h3>{escape(name)}</h3>" if len(weights) > 1 else ""
+        chart = render(weight_chart(name, histogram, place))
+        parts.append(f'{heading}<p class="said">{escape(said)}</p>{shares(histogram)}{chart}')
     return f"<section><h2>Which samples count</h2>{''.join(parts)}</section>"
 
 

@@ -1,4 +1,5 @@
-"""A whole results folder: the runs below it, and the cells of the grids that `demosift reproduce` ran there.
+"""A whole results folder: the runs below it with the scores that they trained on, and the cells of the grids that
+`demosift reproduce` ran there.
 
 A grid's file names its cells. Only those are used, so that two grids in one folder are never mixed. Every other file
 among the cells, and every damaged or missing one, is named in a line of its own.
@@ -23,8 +24,9 @@ from demosift.results.cell import (
     read_failure,
     read_grid,
 )
-from demosift.results.measured import MeasuredRun, label
+from demosift.results.measured import MeasuredRun, Row, label
 from demosift.results.run import RUN_FILES, read_run
+from demosift.results.scores import SCORE_FILES, is_score_folder, read_page
 from demosift.results.weights import WEIGHTS, read_weights
 from demosift.types import InputError
 
@@ -38,13 +40,17 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True)
 class Results:
-    """`cells` are runs of one member each, by the name of their grid; a cell may be in several."""
+    """`cells` are runs of one member each, by the name of their grid; a cell may be in several.
+
+    `scores` are the summary and the page's content of every scores folder that a run has, by its name, draw by draw.
+    """
 
     runs: tuple[MeasuredRun, ...]
     weights: Mapping[str, Any]  # method -> histogram, see `demosift.results.weights`
     problems: tuple[str, ...]
     unread: tuple[str, ...]  # files that are no results and were not read
     cells: Mapping[str, tuple[MeasuredRun, ...]] = field(default_factory=dict)
+    scores: Mapping[str, tuple[Row, Row]] = field(default_factory=dict)
 
     @property
     def every_run(self) -> tuple[MeasuredRun, ...]:
@@ -79,7 +85,7 @@ def read_results(folder: str | os.PathLike[str], skip: Collection[str] = (), req
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
-    runs, problems, unread, weights = [], [], [], {}
+    runs, problems, unread, weights, scores = [], [], [], {}, {}
     for path, files in walk(folder, skip):
         name = path.relative_to(folder).as_posix()
         is_run = "config.json" in files or "metrics.jsonl" in files
@@ -88,17 +94,28 @@ def read_results(folder: str | os.PathLike[str], skip: Collection[str] = (), req
                 runs.append(read_run(path, name))
             except Unusable as error:
                 problems.append(str(error))
+        is_score = (
+            path.parent.name == "scores" and (path.parent.parent / RUN_FILES[0]).is_file() and is_score_folder(path)
+        )
+        if is_score:
+            try:
+                scores[name] = read_page(path)
+            except Unusable as error:
+                problems.append(str(error).replace(str(path), name))  # the page is the same wherever the folder is
         if path == folder and WEIGHTS in files:
             try:
                 weights = read_weights(folder)
             except Unusable as error:
                 problems.append(str(error))
-        known = (RUN_FILES if is_run else ()) + ((WEIGHTS, REPORT) if path == folder else ())
+        known = (RUN_FILES if is_run else SCORE_FILES if is_score else ()) + (
+            (WEIGHTS, REPORT) if path == folder else ()
+        )
         unread += [label(name, file) for file in files if file not in known and path.name != "checkpoint"]
     if required and not runs and not problems:
         raise InputError(f"{folder}: no run here (a run folder holds config.json and metrics.jsonl)")
     problems += [f"{label(run.name)}: no evaluations, so no score" for run in runs if not run.evaluated]
-    return Results(tuple(runs), weights, tuple(problems), tuple(unread))
+    in_order = sorted(scores.items(), key=lambda item: (Path(item[0]).parent, len(Path(item[0]).name), item[0]))
+    return Results(tuple(runs), weights, tuple(problems), tuple(unread), scores=dict(in_order))
 
 
 def walk(folder: Path, skip: Collection[str] = ()) -> list[tuple[Path, list[str]]]:

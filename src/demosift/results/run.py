@@ -51,6 +51,8 @@ IDENTITY = (
     "normalise",
     "precision",
     "ensemble",
+    "held_out",
+    "patience",
     "log_every",
     "checkpoint_every",
     "evaluation",

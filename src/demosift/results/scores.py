@@ -8,18 +8,17 @@
 
 The summary has a fingerprint of both sources. Weights belong to the very rows that were scored, so a source whose
 fingerprint differs is refused.
+
+Parquet's library is imported where it is needed: a machine that only trains, or reads pages, may lack it.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
 from demosift.data.checks import one_line
@@ -27,19 +26,12 @@ from demosift.data.formats import Source, digest_source
 from demosift.files import Unusable, read_json, write_json
 from demosift.results.measured import Row
 
-ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.json", "page.json"
-ROW_GROUP = 1 << 20
-ROW_SCHEMA = pa.schema(
-    {
-        "source": pa.dictionary(pa.int8(), pa.string()),
-        "episode": pa.int64(),
-        "step": pa.int64(),
-        "weight": pa.float64(),
-        "spread": pa.float64(),
-        "fold": pa.int8(),
-    }
-)
+if TYPE_CHECKING:
+    import pyarrow as pa
 
+ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.json", "page.json"
+SCORE_FILES = (ROWS, EPISODES, SUMMARY, PAGE, "report.html")
+ROW_GROUP = 1 << 20
 Role = Literal["expert", "supplementary"]
 SOURCES: tuple[Role, Role] = ("expert", "supplementary")  # in the order of the rows
 
@@ -56,8 +48,26 @@ class Scores:
     summary: Mapping[str, Any]
 
 
+def row_schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "source": pa.dictionary(pa.int8(), pa.string()),
+            "episode": pa.int64(),
+            "step": pa.int64(),
+            "weight": pa.float64(),
+            "spread": pa.float64(),
+            "fold": pa.int8(),
+        }
+    )
+
+
 def read_weights(folder: Path) -> Float[np.ndarray, "rows"]:
     """The weight of every row of the union, expert first, whatever was scored."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         return pq.read_table(folder / ROWS, columns=["weight"])["weight"].to_numpy()
     except (OSError, pa.ArrowException, KeyError) as error:
@@ -73,9 +83,13 @@ def write_rows(
     num_expert_episodes: int,
 ) -> None:
     """Write `scores.parquet` in row groups, so that only one group's derived columns are in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = row_schema()
     num_expert = episode_ends[num_expert_episodes - 1]
     lengths = np.diff(episode_ends, prepend=0)
-    with pq.ParquetWriter(folder / ROWS, ROW_SCHEMA) as writer:
+    with pq.ParquetWriter(folder / ROWS, schema) as writer:
         for start in range(0, len(weight), ROW_GROUP):
             rows = np.arange(start, min(start + ROW_GROUP, len(weight)))
             episode = np.searchsorted(episode_ends, rows, side="right")
@@ -88,10 +102,13 @@ def write_rows(
                 "spread": spread[rows],
                 "fold": fold[rows],
             }
-            writer.write_table(pa.table(columns, schema=ROW_SCHEMA))
+            writer.write_table(pa.table(columns, schema=schema))
 
 
 def write_episodes(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     arrays = {name: pa.array(values) for name, values in columns.items()}
     arrays["source"] = arrays["source"].dictionary_encode()
     pq.write_table(pa.table(arrays), folder / EPISODES)
@@ -157,7 +174,11 @@ def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role:
     )
 
 
-def read_table(path: Path, columns: list[str], role: Role) -> pa.Table:
+def read_table(path: Path, columns: list[str], role: Role) -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
     try:
         return pq.read_table(path, columns=columns, filters=pc.field("source") == role)
     except (OSError, pa.ArrowException, KeyError) as error:

@@ -86,9 +86,11 @@ def choose(
     scores = meet(finalists, CHOOSING_SEED)
     best = max(range(len(finalists)), key=lambda index: worth(scores[index]))
     expert = finalists[best]
-    third = scores[best]["return_mean"] / 3
     agent = (expert["setting"], expert["seed"])
     earlier = [r for r in curve if (r["setting"], r["seed"]) == agent and r["step"] < expert["step"]] or [expert]
+    # A third of the way from nothing to the expert; where returns are negative, from the worst of the agent's.
+    nothing = min(0.0, *(row["return_mean"] for row in (*earlier, expert)))
+    third = nothing + (scores[best]["return_mean"] - nothing) / 3
     near = sorted(earlier, key=lambda row: abs(row["return_mean"] - third))[: schedule.num_finalists]
     returns = [score["return_mean"] for score in meet(near, CHOOSING_SEED)]
     medium = near[int(np.argmin(np.abs(np.array(returns) - third)))]

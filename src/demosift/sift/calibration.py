@@ -44,15 +44,21 @@ class Coefficients(NamedTuple):
         return not (self.slopes > 0).any()
 
 
-def fit_coefficients(features: Features, num_expert: int) -> Coefficients:
-    """The coefficients of least loss. The first `num_expert` rows are the expert's; all rows are the union's."""
+def fit_coefficients(
+    features: Features, num_expert: int, ridge: float = RIDGE, standardise: bool = True
+) -> Coefficients:
+    """The coefficients of least loss. The first `num_expert` rows are the expert's; all rows are the union's.
+
+    Features whose scale means nothing are standardised, which lets the ridge weigh them alike.
+    """
     union = features[:, :: max(1, features.shape[1] // MOST_ROWS)]
-    centre, scale = union.mean(axis=1), union.std(axis=1) + 1e-9
+    centre = union.mean(axis=1)
+    scale = union.std(axis=1) + 1e-9 if standardise else np.ones(len(union))
     x_expert, x_union = (((x.T - centre) / scale).T for x in (features[:, :num_expert], union))
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         slopes, offset, log_top = parameters[:-2], parameters[-2], parameters[-1]
-        value, gradient = 0.5 * RIDGE * slopes @ slopes, np.append(RIDGE * slopes, [0.0, 0.0])
+        value, gradient = 0.5 * ridge * slopes @ slopes, np.append(ridge * slopes, [0.0, 0.0])
         for x, sign in ((x_expert, 1.0), (x_union, -1.0)):
             inner = slopes @ x + offset
             z = log_top + log_expit(inner)

@@ -1,4 +1,4 @@
-"""Before training: can this supplementary set help, how much, and with which of BC, NBCU and WBCU?
+"""Before training: can this supplementary set help, how much, and with which of BC, NBCU and sift?
 
 The answer rests on two witnesses. Nearest neighbours (`overlap`) fill in the paper's Table 1, which says how a sample
 affects NBCU, given its state and action. The weights say which rows look like the expert's to a discriminator that
@@ -63,7 +63,7 @@ class Evidence(NamedTuple):
 
 
 class Advice(NamedTuple):
-    method: str | None  # bc, nbcu, wbcu; None: cannot tell
+    method: str | None  # bc, nbcu, sift (wbcu in files of before); None: cannot tell
     headline: str
     reason: str
 
@@ -129,7 +129,7 @@ def advise(seen: Evidence) -> Advice:
             f"About {seen.expert_like:.0%} of the pile looks like the expert's by its weights, though few of its "
             "states are close to the expert's: weights keep those, and the rest neither helps nor harms much."
         )
-    return Advice("wbcu", "Train WBCU: part of the pile is as good as the expert's, part is not.", reason)
+    return Advice("sift", "Train sift: part of the pile is as good as the expert's, part is not.", reason)
 
 
 def diagnose(

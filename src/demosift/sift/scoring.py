@@ -1,8 +1,8 @@
 """`score` weighs every row of the union by how much it looks like the expert's, and writes a folder of the results.
 
-The weight is an estimate of d_E(s,a)/d_U(s,a), the paper's c/(1-c): the median over members, each of which judges the
-row by a model that was trained without it. It is at least 1 where a row is at least as common in the expert's data as
-in the union.
+The weight is an estimate of d_E/d_U, the paper's c/(1-c): the median over members, each of which judges the row by a
+model that was trained without it, and then the weights of the rows around it (`context`). It is at least 1 where such a
+row is at least as common in the expert's data as in the union.
 """
 
 import dataclasses
@@ -26,12 +26,13 @@ from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.report.statistics import probability_greater, sample_std
 from demosift.sift.calibration import Coefficients, effective_sample_size, fit_coefficients, log_loss, segment_quantiles
+from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
 from demosift.sift.training import Report
-from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
+from demosift.sift.training_sample import BLOCK, Survey, draw_training_sample, survey
 from demosift.types import Dataset, InputError
 
 SOURCES = ("expert", "supplementary")  # in the order of the rows
@@ -188,13 +189,15 @@ def _score(
         sample = draw_training_sample(*sources, normaliser, plan, seed)
         watch.lap("plan")
         fitted = scorer.fit(sample, seed, display.line(f"training {scorer.name}", scorer.work).advance)
-        features = held_out_features(fitted, sample)
-        coefficients = [fit_coefficients(each, sample.num_expert) for each in features]
+        coefficients = [fit_coefficients(each, sample.num_expert) for each in held_out_features(fitted, sample)]
         watch.lap("train")
         scoring = display.line("scoring", total)
-        weight, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, scoring.advance)
+        alone, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, scoring.advance)
         watch.lap("weigh")
-    quality = held_out_quality(features, coefficients, sample)
+    ends = np.concatenate([sources[0].episode_ends, num_expert + sources[1].episode_ends])
+    weight, context = weigh_in_context(alone, ends, num_expert)
+    spread *= weight / alone
+    quality = held_out_quality(alone, plan, num_expert)
     useless = all(own.useless for own in coefficients)
     diagnosis, samples = diagnose(sources, weight, copies, useless, seed)
     summary = {
@@ -207,9 +210,8 @@ def _score(
         "threshold": threshold,
         "actions": actions,
         "pool_rows": {"expert": sample.num_expert, "supplementary": len(sample.obs) - sample.num_expert},
-        "coefficients": [
-            {"slopes": own.slopes.tolist(), "offset": own.offset, "ceiling": 1 / own.share} for own in coefficients
-        ],
+        "coefficients": [in_figures(own) for own in coefficients],
+        "context": in_figures(context),
         "held_out": quality,
         "effective_sample_size": {
             "expert": effective_sample_size(weight[:num_expert]),
@@ -220,7 +222,6 @@ def _score(
         "diagnosis": diagnosis,
         "versions": provenance()["versions"],
     }
-    ends = np.concatenate([sources[0].episode_ends, num_expert + sources[1].episode_ends])
     scored = Scored(weight, spread, plan.fold, num_expert, ends, len(sources[0].episode_ends), summary)
     page = page_content(sources, weight, scored.episodes(), samples, threshold)
     watch.lap("judge")
@@ -257,20 +258,22 @@ def weigh_block(
     return np.stack([own.log_weight(each) for own, each in zip(coefficients, features, strict=True)])
 
 
-def held_out_quality(features: np.ndarray, coefficients: list[Coefficients], sample: TrainingSample) -> dict[str, Any]:
+def in_figures(own: Coefficients) -> dict[str, Any]:
+    return {"slopes": own.slopes.tolist(), "offset": own.offset, "ceiling": 1 / own.share}
+
+
+def held_out_quality(weight: Float[np.ndarray, "rows"], plan: Plan, num_expert: int) -> dict[str, Any]:
     """How well held-out expert rows are told from the union's: overall, and fold by fold."""
-    by_member = [own.log_weight(each) for each, own in zip(features, coefficients, strict=True)]
-    value = np.median(by_member, axis=0)
 
-    def quality(rows: np.ndarray) -> dict[str, float]:
-        expert = value[rows & sample.expert]
-        return {
-            "auc": probability_greater(expert, value[rows]),
-            "log_loss": log_loss(np.concatenate([expert, value[rows & ~sample.expert]]), len(expert)),
-        }
+    def quality(expert: np.ndarray, union: np.ndarray) -> dict[str, float]:
+        return {"auc": probability_greater(expert, union), "log_loss": log_loss(np.log(union), len(expert))}
 
-    everything = np.ones(len(value), bool)
-    return {**quality(everything), "folds": [quality(sample.plan.fold == k) for k in range(sample.plan.num_folds)]}
+    folds = [weight[plan.fold == k] for k in range(plan.num_folds)]
+    sizes = [int((plan.fold[:num_expert] == k).sum()) for k in range(plan.num_folds)]
+    return {
+        **quality(weight[:num_expert], weight),
+        "folds": [quality(own[:size], own) for own, size in zip(folds, sizes, strict=True)],
+    }
 
 
 def find_warnings(

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Shaped, UInt64
 
 from demosift.data import RowSource
+from demosift.data.folds import hash_rows
 from demosift.data.normaliser import Normaliser
-from demosift.sift.folds import Plan, hash_rows
+from demosift.sift.folds import Plan
 
 EXPERT_ROWS, SUPPLEMENTARY_ROWS = 65_536, 262_144  # the most rows of each set to train on
 BLOCK = 131_072  # rows read at a time

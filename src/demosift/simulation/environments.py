@@ -2,7 +2,7 @@
 
 Actions of policies and data are in [-1, 1] (or one-hot rows of a discrete space). `resolve` reads an environment's own
 bounds, the spec carries them, and `scale_action` applies them before an environment is stepped. Short names stand for
-the four environments of the paper.
+the four environments of the paper and three more, for which policies are shipped.
 """
 
 import difflib
@@ -22,13 +22,20 @@ from jaxtyping import Float, Shaped
 
 from demosift.types import Bounds, EnvironmentSpec, InputError
 
+# Humanoid's positions and velocities: 45 of its 348 numbers.
+_HUMANOID = {f"include_{name}_in_observation": False for name in ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")}
+
 # Ant without contact forces: 27 numbers, the ones the paper's code keeps of the 111 that Ant-v2 had.
 SHORT_NAMES: Mapping[str, EnvironmentSpec] = {
     "hopper": EnvironmentSpec("Hopper-v5"),
     "walker2d": EnvironmentSpec("Walker2d-v5"),
     "halfcheetah": EnvironmentSpec("HalfCheetah-v5"),
     "ant": EnvironmentSpec("Ant-v5", {"include_cfrc_ext_in_observation": False}),
+    "double-pendulum": EnvironmentSpec("InvertedDoublePendulum-v5"),
+    "pusher": EnvironmentSpec("Pusher-v5"),
+    "humanoid": EnvironmentSpec("Humanoid-v5", _HUMANOID),
 }
+IN_THE_PAPER = tuple(SHORT_NAMES)[:4]
 
 # Without it, an episode might never end in an environment that has no time limit of its own.
 DEFAULT_EPISODE_STEPS = 1000

@@ -1,4 +1,4 @@
-"""The policies that come with the package: for each of the four environments SAC's expert and a medium checkpoint."""
+"""The policies that come with the package: SAC's expert and a medium checkpoint for each short name."""
 
 from functools import cache
 from importlib import resources

@@ -212,8 +212,12 @@ def _first_rows(dataset: Dataset, num_rows: int) -> Dataset:
 
 
 def _redraw_actions(dataset: Dataset, rng: np.random.Generator) -> Dataset:
-    """Actions uniform in the box, on the same states. Rewards and next states stay those of the actions taken."""
-    action = rng.uniform(-1, 1, dataset.transitions.action.shape).astype(np.float32)
+    """Uniform actions on the same states. Rewards and next states stay those of the actions taken."""
+    shape = dataset.transitions.action.shape
+    if dataset.discrete:
+        action = np.eye(shape[1], dtype=dataset.transitions.action.dtype)[rng.integers(shape[1], size=shape[0])]
+    else:
+        action = rng.uniform(-1, 1, shape).astype(np.float32)
     return replace(dataset, transitions=dataset.transitions._replace(action=action))
 
 

@@ -1,0 +1,185 @@
+"""Does the diagnosis tell the truth? `python results/recipe/diagnosis.py OUT.json --replay DIR`, best on a GPU.
+
+Twenty piles in each environment, from nothing useful to all useful; on each of them BC, NBCU, two-stage WBCU and sift,
+all with the robust recipe and five networks, so that they differ in nothing but rows and weights. OUT.json has a row
+for each pile: what `score` measured and advised, and the normalised score of every method (20 episodes).
+`python results/recipe/diagnosis.py OUT.json --judge` prints what following the advice costs.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from together import score_all, train
+
+from demosift.data import read_dataset
+from demosift.sift.diagnosis import Evidence, advise
+from demosift.simulation import environments
+from demosift.tasks.recipes import Sources, _concatenate, _episodes, _redraw_actions
+from demosift.types import Dataset, Demonstrations
+
+METHODS = {"bc": "bc", "nbcu": "nbcu", "wbcu": "wbcu-two-stage", "sift": "sift"}
+POOL = 40
+WITHIN = 0.03
+
+# Trajectories of each kind (random: thousands of rows; replays: thousands of rows of all times, or of the first third),
+# and the number of expert trajectories.
+PILES: list[tuple[dict[str, int], int]] = [
+    ({"clean": 10}, 1),
+    ({"clean": 10}, 5),
+    ({"clean": 10, "noisy": 5}, 1),
+    ({"clean": 10, "noisy": 5}, 5),
+    ({"clean": 5, "noisy": 10}, 1),
+    ({"clean": 1, "noisy": 10}, 1),
+    ({"noisy": 10}, 1),
+    ({"noisy": 10}, 5),
+    ({"clean": 10, "medium": 10}, 1),
+    ({"clean": 2, "medium": 18}, 1),
+    ({"clean": 2, "medium": 18}, 5),
+    ({"medium": 20}, 1),
+    ({"medium": 20}, 5),
+    ({"clean": 10, "random": 10}, 1),
+    ({"clean": 1, "random": 50}, 1),
+    ({"random": 20}, 5),
+    ({"replay": 100}, 1),
+    ({"replay": 100}, 5),
+    ({"early": 100}, 1),
+    ({"clean": 5, "noisy": 5, "medium": 5, "random": 5}, 1),
+]
+
+
+@cache
+def replay_of(env: str, folder: str) -> Dataset:
+    return read_dataset(Path(folder, env, "replay.hdf5"))
+
+
+def some_episodes(replay: Dataset, rows: int, share: float, rng: np.random.Generator) -> Dataset:
+    """Episodes of the first part of a replay, in random order, until there are enough rows."""
+    early = np.flatnonzero(replay.episode_ends <= share * len(replay))
+    order = rng.permutation(early)
+    lengths = (replay.episode_ends - replay.episode_starts)[order]
+    return _episodes(replay, np.sort(order[: int(np.searchsorted(np.cumsum(lengths), rows)) + 1]))
+
+
+def make_pile(env: str, index: int, replay: str, pool: int = POOL) -> Demonstrations:
+    contents, experts = PILES[index]
+    rng = np.random.default_rng([17, index])
+    sources = Sources(env, pool=pool)
+    order = rng.permutation(pool)
+    expert, rest = _episodes(sources.expert_pool, order[:experts]), order[experts:]
+    parts = []
+    for kind, count in contents.items():
+        match kind:
+            case "clean" | "noisy":
+                part, rest = _episodes(sources.expert_pool, rest[:count]), rest[count:]
+                parts.append(_redraw_actions(part, rng) if kind == "noisy" else part)
+            case "medium":
+                parts.append(_episodes(sources.medium_pool, rng.permutation(pool)[:count]))
+            case "random":
+                parts.append(sources.random_rows(1_000 * count))
+            case _:
+                share = 1.0 if kind == "replay" else 1 / 3
+                parts.append(some_episodes(replay_of(env, replay), 1_000 * count, share, rng))
+    return Demonstrations(expert, replace(_concatenate(parts), source=f"{env} {contents}"))
+
+
+def evidence_of(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the advice rested on, so that a changed rule can be applied again."""
+    told = summary["diagnosis"]
+    return {
+        "expert_rows": summary["expert"]["rows"],
+        "supplementary_rows": summary["supplementary"]["rows"],
+        "near": told["states"]["near"],
+        "wrong": told["actions"]["other"],
+        "expert_like": told["expert_like"]["share"],
+        "kept_wrong": told["actions"]["other_among_expert_like"],
+        "useless": all(max(own["slopes"]) == 0 for own in summary["coefficients"]),
+        "separated_by": next((found["text"] for found in told["warnings"] if found["separates"]), ""),
+        "same_rows": False,
+        "effective": told["effective_sample_size"]["union"]["rows"],
+        "auc": summary["held_out"]["auc"],
+    }
+
+
+def measure(out: Path, envs: list[str], replay: str, iterations: int, episodes: int, piles: list[int]) -> None:
+    rows = json.loads(out.read_text()) if out.exists() else []
+    for env in envs:
+        if any(row["env"] == env for row in rows):
+            continue
+        spec = environments.resolve(env)
+        arguments = [(env, index, replay) for index in piles]
+        scored = score_all(make_pile, arguments)
+        data = [make_pile(*each) for each in arguments]
+        weighted = [replace(own, weight=weight) for own, (weight, _) in zip(data, scored, strict=True)]
+        found = {
+            name: train(method, weighted if name == "sift" else data, spec, iterations, episodes)
+            for name, method in METHODS.items()
+        }
+        for place, (index, (_, summary)) in enumerate(zip(piles, scored, strict=True)):
+            scores = {
+                name: None
+                if returns[place] is None
+                else round(float(environments.normalised_score(env, returns[place])), 4)  # type: ignore[arg-type]
+                for name, returns in found.items()
+            }
+            row = {"env": env, "pile": PILES[index][0], "expert_trajectories": PILES[index][1]}
+            told = {"advised": summary["diagnosis"]["advised"], "evidence": evidence_of(summary)}
+            rows.append({**row, **told, "scores": scores})
+            print(json.dumps(rows[-1]), flush=True)
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def judge(rows: list[dict[str, Any]], again: bool = True) -> dict[str, Any]:
+    """How often the advised method is the best or within three points of it, and what following the advice costs.
+
+    "Cannot tell" counts as the method that its reason names as safe: BC.
+    """
+    hits, costs, always = [], [], {name: [] for name in METHODS}
+    unknown = 0
+    for row in rows:
+        evidence = {key: value for key, value in row["evidence"].items() if key in Evidence._fields}
+        method = advise(Evidence(**evidence)).method if again else row["advised"]
+        unknown += method is None
+        scores = {name: -1.0 if score is None else score for name, score in row["scores"].items()}
+        best = max(scores.values())
+        lost = best - scores[method or "bc"]
+        hits.append(lost <= WITHIN)
+        costs.append(lost)
+        for name in METHODS:
+            always[name].append(best - scores[name])
+    return {
+        "piles": len(rows),
+        "best or within three points": round(float(np.mean(hits)), 3),
+        "cost of the advice": round(float(np.mean(costs)), 3),
+        "largest cost": round(float(np.max(costs)), 3),
+        "cannot tell": unknown,
+        "cost of always": {name: round(float(np.mean(lost)), 3) for name, lost in always.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--envs", nargs="+", default=list(environments.IN_THE_PAPER))
+    parser.add_argument("--replay", help="folder in which collect wrote each environment")
+    parser.add_argument("--iterations", type=int, default=25_000)
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--piles", type=int, nargs="+", default=list(range(len(PILES))))
+    parser.add_argument("--judge", action="store_true")
+    options = parser.parse_args()
+    if not options.judge:
+        measure(options.out, options.envs, options.replay, options.iterations, options.episodes, options.piles)
+    rows = json.loads(options.out.read_text())
+    halves = {"tuned on": ("hopper", "halfcheetah"), "reported": ("walker2d", "ant")}
+    for name, envs in halves.items():
+        own = [row for row in rows if row["env"] in envs]
+        if own:
+            print(name, ", ".join(envs), json.dumps(judge(own), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Full replays with the recipe: `python results/recipe/full_replay.py OUT --replay DIR`, best on a GPU.
+
+Every method with the robust recipe and five networks, on the replays that `demosift collect` wrote to DIR/ENV, as a
+grid of `demosift reproduce full-replay` below OUT. `--gaits` then asks whether an agent changed its gait: it trains
+NBCU on parts of the replay, and compares actions in near states between good episodes of the same and of other times.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from measure import ROBUST, scores
+from rich.console import Console
+from together import score_all, train
+
+from demosift.data import read_dataset
+from demosift.experiments.presets import Request, default_schedule
+from demosift.experiments.reproduce import reproduce
+from demosift.files import write_json
+from demosift.sift import method
+from demosift.sift.neighbours import find_nearest
+from demosift.simulation import environments
+from demosift.tasks.recipes import Sources, _episodes, draw_task
+from demosift.types import Dataset, Demonstrations
+
+METHODS = ("sift", "bc", "nbcu", "wbcu-two-stage", "demodice")
+FIFTHS = 5
+
+
+def make(env: str, replay: str, seed: int, data: str) -> Demonstrations:
+    """As `reproduce` makes it, from the expert's episodes that are stored with the grid."""
+    stored = Path(data, f"{env}-full-replay-20.hdf5")
+    recorded = read_dataset(stored) if stored.is_file() else None
+    return draw_task(Sources(env, replay_folder=Path(replay, env), recorded=recorded), "full-replay", seed)
+
+
+def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, object]:
+    """NBCU on parts of a replay, and how alike the good episodes of different times are."""
+    sources = Sources(env, replay_folder=Path(replay, env))
+    pool, whole = sources.replay
+    spec = environments.resolve(env)
+    expert, random = float(pool.returns().mean()), environments.reference_returns()["demosift"][env]["random"]["mean"]
+    returns, ends = whole.returns(), whole.episode_ends
+    good, late = returns >= 0.9 * expert, ends > 0.8 * len(whole)
+    parts = {"all": returns > -np.inf, "good": good, "late": late, "late and good": late & good}
+    parts["good, not late"] = good & ~late
+    found: dict[str, object] = {"expert": expert, "episodes": {name: int(own.sum()) for name, own in parts.items()}}
+    for name, own in parts.items():
+        if own.sum() < 10:
+            continue
+        part = _episodes(whole, np.flatnonzero(own)[:: max(1, int(own.sum()) // 400)])
+        data = [draw_task(sources, "full-replay", seed) for seed in range(seeds)]
+        data = [Demonstrations(each.expert, replace(part, origin=None)) for each in data]
+        values = train("nbcu", data, spec, iterations, 20)
+        found[name] = [None if v is None else round((v - random) / (expert - random), 3) for v in values]
+        print(env, name, found["episodes"][name], found[name], flush=True)  # type: ignore[index]
+    found["action_difference"] = likeness(whole, pool, np.flatnonzero(good))
+    print(env, "action difference", found["action_difference"], flush=True)
+    return found
+
+
+def likeness(replay: Dataset, pool: Dataset, good: np.ndarray, rows: int = 4_000) -> dict[str, float]:
+    """Root mean squared difference between actions of good episodes and of the expert in near states.
+
+    By the time in which the episodes were collected; `expert` compares the expert's episodes with one another.
+    """
+    rng = np.random.default_rng(0)
+    scale = pool.transitions.obs.std(axis=0) + 1e-3
+    half = int(pool.episode_ends[pool.num_episodes // 2])
+    reference = pool.take(slice(half))
+
+    def difference(part: Dataset) -> float:
+        chosen = rng.choice(len(part), min(rows, len(part)), replace=False)
+        states, actions = part.transitions.obs[chosen] / scale, part.transitions.action[chosen]
+        index, distance = find_nearest(states.astype(float), reference.transitions.obs / scale, 1)
+        near = distance[:, 0] <= np.median(distance[:, 0])
+        error = (reference.transitions.action[index[near, 0]] - actions[near]) ** 2
+        return round(float(np.sqrt(error.mean())), 3)
+
+    found = {"expert": difference(pool.take(slice(half, len(pool))))}
+    times = replay.episode_ends[good] / len(replay)
+    for fifth in range(FIFTHS):
+        own = good[(times > fifth / FIFTHS) & (times <= (fifth + 1) / FIFTHS)]
+        if len(own) >= 3:
+            found[f"fifth {fifth + 1}"] = difference(_episodes(replay, own))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--replay", required=True)
+    parser.add_argument("--envs", nargs="+", default=list(environments.IN_THE_PAPER))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=25_000)
+    parser.add_argument("--gaits", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.gaits:
+        for env in options.envs:
+            path = options.out / f"gaits-{env}.json"
+            if not path.exists():
+                write_json(path, gaits(env, options.replay, options.seeds, options.iterations))
+        return
+    request = Request(
+        envs=tuple(options.envs),
+        seeds=tuple(range(options.seeds)),
+        iterations=options.iterations,
+        schedule=default_schedule(options.iterations, options.iterations // 5, 10, 2),
+        methods=tuple(options.methods),
+        penalties=(1.0,),
+        settings={**ROBUST, "demodice.batch_size": 256, "wbcu-two-stage.discriminator_iterations": 5_000},
+        ensemble=5,
+        replay=options.replay,
+    )
+    if "sift" in options.methods:
+        folder = options.out / "data"
+        folder.mkdir(exist_ok=True)
+        arguments = [(env, options.replay, seed, str(folder)) for env in options.envs for seed in request.seeds]
+        prepare(options.envs, options.replay, folder)
+        for each, (weight, _) in zip(arguments, score_all(make, arguments), strict=True):
+            data = make(*each)
+            assert data.supplementary is not None
+            key = ("contrast", method.digest(data.expert), method.digest(data.supplementary))
+            method.KNOWN[key] = weight.astype(np.float64)
+    reproduce("full-replay", options.out, request, console=Console(file=sys.stderr))
+    summary = scores(options.out)
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(json.dumps(summary, indent=1))
+
+
+def prepare(envs: list[str], replay: str, folder: Path) -> None:
+    """Record the experts once, so that every process has the same episodes."""
+    from demosift.data import write_dataset
+
+    for env in envs:
+        path = folder / f"{env}-full-replay-20.hdf5"
+        if not path.exists():
+            write_dataset(Sources(env, replay_folder=Path(replay, env)).replay[0], path)
+
+
+if __name__ == "__main__":
+    main()
