@@ -183,7 +183,7 @@ def test_a_saved_policy_acts_the_same(name: str, kind: str, tmp_path: Path):
     run.save(tmp_path / "run")
     loaded = load_run(tmp_path / "run")
     obs = observations()
-    np.testing.assert_array_equal(loaded.policy.act(obs), run.policy.act(obs))
+    np.testing.assert_array_equal(loaded.policy.act_members(obs), run.policy.act_members(obs))
     assert loaded.metrics == run.metrics
     assert_same(arrays(loaded), arrays(run))
     assert json.loads(json.dumps(run.config)) == loaded.config
@@ -207,7 +207,7 @@ def test_the_network_and_the_policy_act_alike(name: str, kind: str):
     network = algorithm.policy(member(programs.fill(programs.init_members(members), arrays(run)), 0))
     obs = observations()
     expected = act(network, jnp.asarray(fit_normaliser(data).apply(obs[0])))
-    np.testing.assert_allclose(run.policy.act(obs)[0], expected, atol=1e-6)
+    np.testing.assert_allclose(run.policy.act_members(obs)[0], expected, atol=1e-6)
     assert np.abs(run.policy.outputs(obs)[0] - apply(network.layers, jnp.asarray(obs[0]))).max() > 1e-3
 
 
@@ -257,7 +257,7 @@ def test_settings_and_seeds_make_the_members():
         rtol=1e-4,
     )
     obs = observations()
-    np.testing.assert_allclose(run.policy.member(2).act(obs), single.policy.act(obs), atol=1e-5)
+    np.testing.assert_allclose(run.policy.member(2).act_members(obs), single.policy.act_members(obs), atol=1e-5)
 
     discriminators = arrays(run)[".discriminator.params[0].kernel"]
     policies = arrays(run)[".policy.params.layers[0].kernel"]

@@ -81,22 +81,22 @@ def test_unknown_argument_is_refused():
 def test_actions_scale_to_the_bounds_and_back():
     spec = EnvironmentSpec("own", action_low=(0.0, -1.0, -0.4), action_high=(10.0, 1.0, 0.4))
     action = np.array([[-1, -1, -1], [1, 1, 1], [0, 0.3, 0.5]], np.float32)
-    native = environments.scale_action(spec, action)
+    native = spec.scale_action(action)
     np.testing.assert_allclose(native, [[0, -1, -0.4], [10, 1, 0.4], [5, 0.3, 0.2]], rtol=1e-6)
     assert spec.bounds is not None
     np.testing.assert_allclose(spec.bounds.to_unit(native), action, atol=1e-6)
-    assert (environments.scale_action(spec, np.full(3, 1.5, np.float32)) == native[1]).all()
+    assert (spec.scale_action(np.full(3, 1.5, np.float32)) == native[1]).all()
 
 
 def test_unit_bounds_leave_actions_exactly_alone():
     spec = environments.resolve("hopper")
     action = np.random.default_rng(0).uniform(-1, 1, (1000, 3)).astype(np.float32)
-    assert (environments.scale_action(spec, action) == action).all()
+    assert (spec.scale_action(action) == action).all()
 
 
 def test_discrete_actions_are_the_largest_score():
     spec = EnvironmentSpec("own", num_actions=3)
-    assert environments.scale_action(spec, np.array([[0.1, 0.9, 0.3], [0, 0, 1]])).tolist() == [1, 2]
+    assert spec.scale_action(np.array([[0.1, 0.9, 0.3], [0, 0, 1]])).tolist() == [1, 2]
 
 
 def test_an_environment_is_given_the_action_that_a_file_would_hold():
@@ -106,13 +106,13 @@ def test_an_environment_is_given_the_action_that_a_file_would_hold():
     zeros = np.zeros(1000, np.float32)
     transitions = Transitions(zeros[:, None], action, zeros, zeros[:, None], zeros > 0)
     stored = stored_actions(Dataset(transitions, np.arange(1000) == 999, spec))
-    assert (environments.scale_action(spec, action) == stored).all()
+    assert (spec.scale_action(action) == stored).all()
 
 
 def test_without_bounds_actions_are_in_the_environments_units():
     """A robomimic file names its environment and no bounds; a policy trained on it used to act NaN."""
     action = np.array([[-1, 0.25, 1.5]], np.float32)
-    assert environments.scale_action(EnvironmentSpec("Hopper-v5"), action).tolist() == [[-1, 0.25, 1]]
+    assert EnvironmentSpec("Hopper-v5").scale_action(action).tolist() == [[-1, 0.25, 1]]
 
 
 def test_normalised_scores():

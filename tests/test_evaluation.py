@@ -112,7 +112,7 @@ def test_every_shipped_policy_is_there_and_fits(env):
         assert isinstance(shipped, Policy)
         assert shipped.environment == stored == spec
         assert shipped.num_members == 1
-        actions.append(shipped.act(np.zeros((1, 1, shipped.obs_dim), np.float32)))
+        actions.append(shipped.act_members(np.zeros((1, 1, shipped.obs_dim), np.float32)))
     assert not np.array_equal(*actions)
 
 

@@ -20,7 +20,6 @@ from demosift.data import load, write_hdf5
 from demosift.policy import Layer, Policy
 from demosift.results import export
 from demosift.results.export import compare, export_onnx, make_model
-from demosift.simulation.environments import scale_action
 from demosift.simulation.evaluation import load_policy
 from demosift.types import EnvironmentSpec, InputError
 
@@ -54,7 +53,7 @@ def test_continuous_actions_in_the_environments_units(tmp_path: Path, batch: int
     policy = make_policy(environment=WIDE)
     done = export_onnx(policy, tmp_path / "a.onnx", member=1)
     found = run_onnx(tmp_path / "a.onnx", OBS[:batch])
-    expected = scale_action(WIDE, policy.member(1).act(OBS[None, :batch])[0])
+    expected = WIDE.scale_action(policy.member(1).act_members(OBS[None, :batch])[0])
     np.testing.assert_allclose(found, expected, atol=2e-5)
     assert found.shape == (batch, 2)
     assert found[:, 1].min() >= 0
@@ -75,7 +74,7 @@ def test_discrete_actions_are_indices(tmp_path: Path) -> None:
     done = export_onnx(policy, tmp_path / "a.onnx")
     found = run_onnx(tmp_path / "a.onnx", OBS)
     assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, np.argmax(policy.member(0).act(OBS[None])[0], axis=1))
+    np.testing.assert_array_equal(found, np.argmax(policy.member(0).act_members(OBS[None])[0], axis=1))
     assert done.difference == 0
 
 

@@ -170,7 +170,7 @@ def test_many_rows_are_measured_in_part(monkeypatch: pytest.MonkeyPatch):
     run = fit_held_out(data)
     rows = data.expert.take(choose_held_out(data, 0.2)[:120]).transitions
     index = np.linspace(0, 23, 10).round().astype(int)
-    taken = run.policy.act(rows.obs[None, index])[0]
+    taken = run.policy.act_members(rows.obs[None, index])[0]
     np.testing.assert_allclose(run.metrics[-1]["held_out_loss"], np.mean((taken - rows.action[index]) ** 2), rtol=1e-5)
 
 
@@ -179,7 +179,7 @@ def test_many_rows_are_measured_in_part(monkeypatch: pytest.MonkeyPatch):
 
 def error_of(run: Run, member: int, data: Demonstrations) -> float:
     rows = data.expert.take(choose_held_out(data, 0.2)[: len(data.expert)]).transitions
-    return float(np.mean((run.policy.member(member).act(rows.obs[None])[0] - rows.action) ** 2))
+    return float(np.mean((run.policy.member(member).act_members(rows.obs[None])[0] - rows.action) ** 2))
 
 
 def losses(run: Run, member: int) -> list[float]:

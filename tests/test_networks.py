@@ -247,7 +247,7 @@ def test_a_policy_trains_and_acts_at_one_limit():
         mean = learner.params.layers[0].bias[0]
         assert (float(mean) != 2.0) is moves
         stacked = jax.tree.map(lambda leaf: leaf[None], policy)
-        action = numpy_policy(stacked, np.zeros((1, 1)), np.ones((1, 1))).act(np.zeros((1, 1, 1)))
+        action = numpy_policy(stacked, np.zeros((1, 1)), np.ones((1, 1))).act_members(np.zeros((1, 1, 1)))
         assert action.item() == pytest.approx(math.tanh(min(limit, 2.0)), rel=1e-6)
 
 

@@ -55,7 +55,7 @@ def pendulum() -> ds.Demonstrations:
 
 
 def actions(policy: Any, data: ds.Dataset) -> np.ndarray:
-    return policy.act(np.repeat(data.transitions.obs[None], policy.num_members, axis=0))
+    return policy.act_members(np.repeat(data.transitions.obs[None], policy.num_members, axis=0))
 
 
 def rows_of(path: Path) -> list[Row]:

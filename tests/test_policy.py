@@ -1,6 +1,7 @@
 """Acting in closed form, and the file."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from demosift.policy import Kind, Layer, Policy, RandomPolicy
+from demosift.results.run import Run
 from demosift.simulation import environments
+from demosift.simulation.evaluation import load_policy
+from demosift.simulation.simulate import rollout
 from demosift.types import EnvironmentSpec, InputError
 
 
@@ -34,7 +38,7 @@ def make_policy(obs_dim=5, action_dim=2, members=3, hidden=(16, 16), kind: Kind 
 def test_acts_as_the_equations_say(hidden, mean_limit):
     policy = make_policy(hidden=hidden, mean_limit=mean_limit)
     obs = np.random.default_rng(1).normal(size=(3, 7, 5)).astype(np.float32)
-    action = policy.act(obs)
+    action = policy.act_members(obs)
     assert action.shape == (3, 7, 2)
     for m in range(3):
         x = (obs[m].astype(float) + policy.shift[m]) * policy.scale[m]
@@ -50,7 +54,7 @@ def test_acts_as_the_equations_say(hidden, mean_limit):
 def test_categorical_acts_with_the_largest_logit():
     policy = make_policy(kind="categorical", action_dim=4, hidden=())
     obs = np.random.default_rng(1).normal(size=(3, 50, 5)).astype(np.float32)
-    action = policy.act(obs)
+    action = policy.act_members(obs)
     assert action.dtype == np.int8
     assert (action.sum(-1) == 1).all()
     (kernel, bias) = policy.layers[0]
@@ -63,17 +67,17 @@ def test_an_action_does_not_depend_on_the_rows_beside_it():
     """Bit for bit; a matrix product of the whole batch would not give this."""
     policy = make_policy(obs_dim=17, action_dim=6, members=5, hidden=(256, 256))
     obs = np.random.default_rng(1).normal(size=(5, 10, 17)).astype(np.float32)
-    together = policy.act(obs)
+    together = policy.act_members(obs)
     for m in range(5):
         for n in range(10):
-            assert (policy.member(m).act(obs[m : m + 1, n : n + 1]) == together[m, n]).all()
+            assert (policy.member(m).act_members(obs[m : m + 1, n : n + 1]) == together[m, n]).all()
 
 
 def test_members():
     policy = make_policy()
     obs = np.random.default_rng(1).normal(size=(3, 4, 5))
     assert policy.num_members == 3
-    assert (policy.members([2, 0]).act(obs[[2, 0]]) == policy.act(obs)[[2, 0]]).all()
+    assert (policy.members([2, 0]).act_members(obs[[2, 0]]) == policy.act_members(obs)[[2, 0]]).all()
     with pytest.raises(InputError, match="member 3"):
         policy.member(3)
     with pytest.raises(InputError, match="member -1"):
@@ -86,7 +90,7 @@ def test_file_round_trip(tmp_path: Path):
     policy.save(tmp_path / "a.safetensors")
     loaded = Policy.load(tmp_path / "a.safetensors")
     obs = np.random.default_rng(1).normal(size=(3, 4, 27))
-    assert (loaded.act(obs) == policy.act(obs)).all()
+    assert (loaded.act_members(obs) == policy.act_members(obs)).all()
     assert (loaded.kind, loaded.mean_limit, loaded.metadata) == ("tanh-gaussian", 7.0, {"a": "1", "b": "2"})
     assert loaded.environment == spec
     assert environments.short_name(spec) == "ant"
@@ -125,6 +129,7 @@ TENSORS = {
         ({}, {"kind": "pickle"}, "unknown kind"),
         ({}, {"environment": {"id": "Hopper-v5"}}, "action_low"),
         ({}, {"mean_limit": "seven"}, "mean_limit"),
+        ({}, {"log_std_range": [2, -5]}, "log_std_range"),
         ({}, None, "demosift"),
     ],
 )
@@ -174,3 +179,130 @@ def test_random_policy_is_uniform():
     discrete = RandomPolicy(EnvironmentSpec("own", num_actions=4))
     draws = np.stack([discrete.draw(rng) for _ in range(2000)])
     np.testing.assert_allclose(draws.mean(axis=0), 0.25, atol=0.05)
+
+
+WIDE = EnvironmentSpec("own", action_low=(0.0, -2.0), action_high=(10.0, 2.0))
+OBS = np.random.default_rng(1).normal(size=(4, 5))
+
+
+def test_act_takes_one_observation_or_a_batch_and_acts_in_native_units():
+    policy = make_policy(environment=WIDE)
+    for member in (0, 2):
+        expected = WIDE.scale_action(policy.member(member).act_members(OBS[None].astype(np.float32))[0])
+        batch = np.asarray(policy.act(OBS, member=member))
+        assert batch.dtype == np.float32
+        assert (batch == expected).all()
+        assert np.array_equal(policy.act(OBS[1].tolist(), member=member), expected[1])
+    assert np.array_equal(policy.act(OBS), policy.act(OBS, member=0))
+    assert np.shape(policy.act(OBS[:0])) == (0, 2)
+    assert np.abs(make_policy().act(OBS)).max() <= 1  # no environment
+
+
+def test_act_gives_an_integer_where_actions_are_discrete():
+    policy = make_policy(kind="categorical", environment=EnvironmentSpec("own", num_actions=2))
+    batch = np.asarray(policy.act(OBS))
+    assert batch.shape == (4,)
+    assert batch.dtype.kind == "i"
+    assert type(policy.act(OBS[0])) is int
+    assert [policy.act(obs) for obs in OBS] == batch.tolist()
+
+
+def test_an_ensemble_acts_by_the_mean():
+    networks = make_policy(members=3, environment=WIDE)
+    together = np.asarray(replace(networks, ensemble=3).act(OBS))
+    np.testing.assert_allclose(
+        together, np.mean([np.asarray(networks.act(OBS, member=m)) for m in range(3)], axis=0), atol=1e-5
+    )
+
+
+def test_a_loop_with_act_is_a_rollout():
+    spec = environments.resolve("Pendulum-v1")
+    policy = make_policy(3, 1, members=2, environment=spec)
+    (episode,) = rollout(policy, spec, [(1, 5)], num_workers=1)
+    env, total, over = environments.make(spec), 0.0, False
+    obs, _ = env.reset(seed=5)
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs, member=1))
+        total, over = total + float(reward), terminated or truncated
+    assert total == pytest.approx(episode.return_)
+
+
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_draws_follow_the_gaussian(ensemble: int):
+    policy = replace(make_policy(mean_limit=0.1, log_std_range=(-1.0, -0.9)), ensemble=ensemble)
+    u = np.arctanh(np.asarray(policy.act(np.repeat(OBS[:1], 20_000, axis=0), 0, False, np.random.default_rng(0))))
+    outputs = policy.outputs(np.repeat(OBS[None, :1], 3, axis=0))[:ensemble, 0].astype(float)
+    mean, std = np.clip(outputs[:, :2], -0.1, 0.1), np.exp(np.clip(outputs[:, 2:], -1.0, -0.9))
+    np.testing.assert_allclose(u.mean(axis=0), mean.mean(axis=0), atol=0.02)
+    np.testing.assert_allclose(u.var(axis=0), (std**2 + mean**2).mean(axis=0) - mean.mean(axis=0) ** 2, rtol=0.05)
+
+
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_draws_follow_the_probabilities(ensemble: int):
+    policy = replace(make_policy(kind="categorical", action_dim=4), ensemble=ensemble)
+    drawn = np.asarray(policy.act(np.repeat(OBS[:1], 20_000, axis=0), 0, False, np.random.default_rng(0)))
+    powers = np.exp(policy.outputs(np.repeat(OBS[None, :1], 3, axis=0))[:ensemble, 0])
+    expected = (powers / powers.sum(axis=1, keepdims=True)).mean(axis=0)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 20_000, expected, atol=0.02)
+
+
+def test_draws_are_repeated_by_the_generator():
+    policy = make_policy(log_std_range=(-5.0, 2.0))
+    first, again = (policy.act(OBS, deterministic=False, rng=np.random.default_rng(3)) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(policy.act(OBS, deterministic=False), policy.act(OBS, deterministic=False))
+
+
+def test_the_range_of_the_deviation_comes_from_the_run_and_is_in_the_file(tmp_path: Path):
+    for settings, expected in (
+        ({}, (-5.0, 2.0)),
+        ({"log_std_floor": -1.0}, (-1.0, 2.0)),
+        ({"loss": "squared"}, None),
+    ):
+        run = Run({"members": [settings, settings]}, make_policy(), [])
+        run.policy.save(tmp_path / "p.safetensors")
+        assert Policy.load(tmp_path / "p.safetensors").log_std_range == run.policy.log_std_range == expected
+    expert = load_policy("expert", "hopper")
+    assert np.shape(expert.act(np.zeros(11), deterministic=False)) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("obs", "options", "words"),
+    [
+        (OBS[0, :3], {}, r"shape \(3,\), expected \(5,\) or \(rows, 5\)"),
+        (OBS[None], {}, r"shape \(1, 4, 5\)"),
+        (1.0, {}, r"shape \(\)"),
+        ([np.nan] * 5, {}, "the observation holds NaN"),
+        (np.where(np.arange(4)[:, None] == 2, np.inf, OBS), {}, "observation 2 holds NaN or infinity"),
+        ((OBS[0], {}), {}, r"not an array of numbers; env\.reset\(\)"),
+        (["a"] * 5, {}, "not an array of numbers"),
+        (OBS, {"member": 3}, "member 3 does not exist: the policy has members 0 to 2"),
+        (OBS, {"member": "x"}, "member x does not exist"),
+        (OBS, {"deterministic": False}, "no standard deviation"),
+    ],
+)
+def test_act_refuses(obs, options, words):
+    with pytest.raises(InputError, match=words) as caught:
+        make_policy().act(obs, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_seed_is_no_generator():
+    with pytest.raises(InputError, match="not a NumPy generator"):
+        make_policy(log_std_range=(-5.0, 2.0)).act(OBS, deterministic=False, rng=0)  # type: ignore[arg-type]
+
+
+def test_the_random_policy_acts_too():
+    batch = np.asarray(RandomPolicy(WIDE).act(np.zeros((500, 5)), rng=np.random.default_rng(0)))
+    assert batch.shape == (500, 2)
+    assert batch[:, 0].min() >= 0
+    assert batch[:, 0].max() > 8
+    assert type(RandomPolicy(EnvironmentSpec("own", num_actions=4)).act(np.zeros(5))) is int
+
+
+def test_the_documented_example_runs():
+    text = (Path(__file__).parent.parent / "docs" / "acting.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    found: dict = {}
+    exec(snippet, found)
+    assert (found["action"].shape, found["actions"].shape, found["drawn"].shape) == ((3,), (5, 3), (3,))

@@ -92,7 +92,7 @@ def weights(run: Run, problem: str) -> tuple[np.ndarray, np.ndarray]:
 def actions(run: Run, problem: str) -> np.ndarray:
     """What the policy does in the expert's states."""
     index = list(CONTINUOUS).index(problem)
-    return run.policy.member(index).act(CONTINUOUS[problem].expert.transitions.obs[None])[0, :, 0]
+    return run.policy.member(index).act_members(CONTINUOUS[problem].expert.transitions.obs[None])[0, :, 0]
 
 
 def assert_ratios(run: Run) -> None:

@@ -188,11 +188,11 @@ def test_an_ensemble_acts_by_the_mean(kind: str, tmp_path: Path):
     else:
         shares = np.exp(each) / np.exp(each).sum(axis=-1, keepdims=True)
         expected = np.eye(2)[shares.mean(axis=1).argmax(axis=-1)]
-    np.testing.assert_allclose(policy.act(obs), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(policy.act_members(obs), expected, rtol=1e-5, atol=1e-6)
     policy.save(tmp_path / "p.safetensors")
     again = Policy.load(tmp_path / "p.safetensors")
-    np.testing.assert_array_equal(again.act(obs), policy.act(obs))
-    np.testing.assert_array_equal(again.member(1).act(obs[1:]), policy.act(obs)[1:])
+    np.testing.assert_array_equal(again.act_members(obs), policy.act_members(obs))
+    np.testing.assert_array_equal(again.member(1).act_members(obs[1:]), policy.act_members(obs)[1:])
 
 
 def test_the_first_network_is_the_member_alone():
@@ -312,10 +312,10 @@ def test_sift_clones_the_expert_and_not_the_rest(tmp_path: Path):
     setting = Sift(learning_rate=3e-3, **SMALL)
     run = train.fit(setting, data, ensemble=2, out=tmp_path / "run", **options)
     obs = contradicting(2, good=True, num_rows=100).transitions.obs
-    assert np.mean(np.sign(run.policy.act(obs[None])[0]) == np.sign(obs[:, :2])) > 0.9
+    assert np.mean(np.sign(run.policy.act_members(obs[None])[0]) == np.sign(obs[:, :2])) > 0.9
     assert (tmp_path / "run/scores/0/report.html").is_file()
     everything = train.fit(BC(3e-3, 64, (32, 32)), Demonstrations(data.supplementary), **options)  # type: ignore[arg-type]
-    assert np.mean(np.sign(everything.policy.act(obs[None])[0]) == np.sign(obs[:, :2])) < 0.1
+    assert np.mean(np.sign(everything.policy.act_members(obs[None])[0]) == np.sign(obs[:, :2])) < 0.1
     KNOWN.clear()
     (tmp_path / "run/policy.safetensors").unlink()
     again = train.fit(setting, data, ensemble=2, out=tmp_path / "run", resume=True, **options)

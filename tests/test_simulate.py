@@ -51,7 +51,7 @@ def test_rollout_is_the_textbook_loop(pool):
         obs, _ = env.reset(seed=seed)
         total, steps, truncated = 0.0, 0, False
         while not truncated:
-            action = policy.member(member).act(np.asarray(obs, np.float32)[None, None])[0, 0]
+            action = policy.member(member).act_members(np.asarray(obs, np.float32)[None, None])[0, 0]
             np.testing.assert_allclose(episode.transitions.obs[steps], obs, atol=1e-3)
             np.testing.assert_allclose(episode.transitions.action[steps], action, atol=1e-3)
             obs, reward, _, truncated, _ = env.step(2 * action)
@@ -157,7 +157,7 @@ def test_simulators_reset_themselves_and_keep_the_true_successor():
         obs, _ = env.reset(seed=n)
         assert np.array_equal(first[n, :size], np.asarray(obs, np.float32))
         for action, step in zip(actions[:, n, :action_size], steps, strict=True):
-            next_obs, reward, terminal, timeout, _ = env.step(environments.scale_action(spec, action))
+            next_obs, reward, terminal, timeout, _ = env.step(spec.scale_action(action))
             assert np.array_equal(step.next_obs[n, :size], np.asarray(next_obs, np.float32))
             assert step.reward[n] == np.float32(reward)
             assert (step.terminal[n], step.timeout[n]) == (terminal, timeout)

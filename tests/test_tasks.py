@@ -159,7 +159,7 @@ def test_a_task_of_the_shipped_expert():
     noisy = is_from(pile, "noisy")
     assert (expert.num_episodes, pile.num_episodes, noisy[pile.episode_starts].sum()) == (1, 15, 5)
     for rows in (expert, pile):
-        far = np.abs(rows.transitions.action - policy.act(rows.transitions.obs[None])[0]).max(axis=1)
+        far = np.abs(rows.transitions.action - policy.act_members(rows.transitions.obs[None])[0]).max(axis=1)
         assert far[~is_from(rows, "noisy")].max() < 1e-5
     assert np.median(far[noisy]) > 0.1
     # Noise replaces what was done, not what came of it: every episode has the expert's return.
@@ -181,7 +181,9 @@ def test_full_replay(replay_folder, monkeypatch):
     assert np.array_equal(pile.transitions.obs, make_pool(9).transitions.obs)
     assert is_from(pile, "replay").all()
     policy = make_policy(11, 3, members=1)
-    np.testing.assert_allclose(expert.transitions.action, policy.act(expert.transitions.obs[None])[0], atol=1e-5)
+    np.testing.assert_allclose(
+        expert.transitions.action, policy.act_members(expert.transitions.obs[None])[0], atol=1e-5
+    )
     assert expert.num_episodes == 1
     index = expert.attributes["drawn"]["expert"][0]
     assert index == np.random.default_rng(2).permutation(3)[0]
@@ -227,7 +229,7 @@ def test_record(tmp_path: Path):
     assert (dataset.num_episodes, len(dataset)) == (2, 400)
     assert np.flatnonzero(dataset.timeout).tolist() == [199, 399]
     assert not dataset.transitions.terminal.any()
-    action = policy.member(1).act(dataset.transitions.obs[None])[0]
+    action = policy.member(1).act_members(dataset.transitions.obs[None])[0]
     np.testing.assert_allclose(dataset.transitions.action, action, atol=1e-5)
     write_dataset(dataset, tmp_path / "pendulum.hdf5")
     read = read_dataset(tmp_path / "pendulum.hdf5")

@@ -176,7 +176,7 @@ def train(names: Sequence[str], tasks: Sequence[Task], share: float, evaluator: 
 def loss(policy: Policy, task: Task) -> float:
     """As `fit` measures it (`learning.held_out`)."""
     rows = task.held_out.transitions
-    return float(np.mean((policy.act(rows.obs[None])[0] - rows.action) ** 2))
+    return float(np.mean((policy.act_members(rows.obs[None])[0] - rows.action) ** 2))
 
 
 def keep(path: Path, cells: dict[str, Any], pending: Sequence[Pending]) -> None:

@@ -3,6 +3,9 @@
 Acting takes a few small products, so it is done in NumPy inside the simulating processes: they start fast because they
 never import JAX, and an evaluation does not wait for training on the device. Training keeps its own parameters and
 turns them into a `Policy` to act, save or export.
+
+`act` is for users: one observation or a batch, and actions as the environment takes them. The simulator calls
+`act_members`: rows for every member at once, and actions in [-1, 1] or one-hot.
 """
 
 import json
@@ -14,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
+from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -38,6 +42,9 @@ class Policy:
     A tanh-Gaussian's last layer gives [mean | log_std] and acts with `tanh(mean)`, the mean clipped to ±`mean_limit`; a
     categorical one gives logits and acts with the largest, as an int8 one-hot row. With an `ensemble` of K, each member
     is K networks that stand together, and acts with the mean of their actions (categorical: of their probabilities).
+
+    `log_std_range` is where a tanh-Gaussian's log_std is clipped. None means that it has no standard deviation to draw
+    with: none was trained, or the file does not tell its range.
     """
 
     kind: Kind
@@ -48,6 +55,7 @@ class Policy:
     environment: EnvironmentSpec | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     ensemble: int = 1
+    log_std_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(Layer(*layer) for layer in self.layers))
@@ -81,8 +89,49 @@ class Policy:
             hidden = np.matmul(hidden[:, :, None], kernel[:, None])[:, :, 0] + bias[:, None]
         return hidden
 
-    def act(self, obs: Float[np.ndarray, "members n obs"]) -> Shaped[np.ndarray, "members n action"]:
-        """Deterministic actions, in [-1, 1] or one-hot."""
+    def act(
+        self,
+        obs: ArrayLike,
+        member: int = 0,
+        deterministic: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> np.ndarray | int:
+        """The action for one observation, shape (obs,), or the actions for a batch, shape (rows, obs).
+
+        Actions are as the environment takes them: float32 in its own bounds, shape (action,) or (rows, action); where
+        they are discrete, an integer, or integers of shape (rows,). A policy that does not know its environment's
+        bounds acts in [-1, 1]. Of several members the first acts, unless `member` names another.
+
+        `deterministic=False` draws from the policy instead, with `rng` (default: a new generator at each call): tanh of
+        a Gaussian, or an index by its probabilities. An ensemble draws from the mean of its networks' distributions:
+        for each row one network, then that network's action.
+        """
+        rows, single = _observations(obs, self.obs_dim)
+        one = self.member(member)
+        action = one.act_members(rows[None])[0] if deterministic else one._draw(rows, _generator(rng))
+        return _native(action, self.environment, self.kind == "categorical", single)
+
+    def _draw(self, obs: Float[np.ndarray, "n obs"], rng: np.random.Generator) -> Shaped[np.ndarray, "n action"]:
+        """Actions drawn from a policy of one member, in [-1, 1] or one-hot."""
+        if self.kind == "tanh-gaussian" and self.log_std_range is None:
+            raise InputError(
+                "act: this policy has no standard deviation to draw with: it was trained by squared error, or its "
+                "file is older (if it is a run's, use load_run(...).policy)"
+            )
+        outputs = self.outputs(np.repeat(obs[None], self.ensemble, axis=0))
+        chosen = outputs[rng.integers(self.ensemble, size=len(obs)), np.arange(len(obs))]
+        if self.kind == "categorical":
+            # The largest of logits plus Gumbel noise is a draw by their probabilities.
+            index = np.argmax(chosen + rng.gumbel(size=chosen.shape), axis=-1)
+            return np.eye(self.action_dim, dtype=np.int8)[index]
+        mean, log_std = chosen[:, : self.action_dim], chosen[:, self.action_dim :]
+        if self.mean_limit is not None:
+            mean = np.clip(mean, -self.mean_limit, self.mean_limit)
+        std = np.exp(np.clip(log_std, *(self.log_std_range or ())))
+        return np.tanh(mean + std * rng.standard_normal(mean.shape, np.float32))
+
+    def act_members(self, obs: Float[np.ndarray, "members n obs"]) -> Shaped[np.ndarray, "members n action"]:
+        """Deterministic actions of every member for its own rows, in [-1, 1] or one-hot."""
         proposed = self.proposals(obs)
         action = proposed[:, 0] if self.ensemble == 1 else proposed.mean(axis=1)
         if self.kind == "categorical":
@@ -116,9 +165,10 @@ class Policy:
         return replace(self, layers=layers, shift=self.shift[rows], scale=self.scale[rows])
 
     def member(self, index: int) -> "Policy":
-        if not 0 <= index < self.num_members:
-            raise InputError(f"member {index} does not exist: the policy has members 0 to {self.num_members - 1}")
-        return self.members([index])
+        if not isinstance(index, int | np.integer) or not 0 <= index < self.num_members:
+            own = "only member 0" if self.num_members == 1 else f"members 0 to {self.num_members - 1}"
+            raise InputError(f"member {index} does not exist: the policy has {own}")
+        return self if self.num_members == 1 else self.members([index])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all; the same policy always gives the same bytes."""
@@ -132,6 +182,7 @@ class Policy:
             "environment": None if self.environment is None else asdict(self.environment),
             "metadata": dict(self.metadata),
             **({} if self.ensemble == 1 else {"ensemble": self.ensemble}),
+            **({} if self.log_std_range is None else {"log_std_range": self.log_std_range}),
         }
         with atomic_write(path) as temporary:
             # One entry: safetensors writes several in an order that changes from run to run.
@@ -162,6 +213,7 @@ class Policy:
                 environment=_environment(config["environment"]),
                 metadata=config["metadata"],
                 ensemble=config.get("ensemble", 1),
+                log_std_range=_log_std_range(config),
             )
         except KeyError as error:
             raise InputError(f"{path}: not a demosift policy: {error.args[0]!r} is missing") from error
@@ -189,6 +241,22 @@ class RandomPolicy:
     def action_dim(self) -> int:
         return self.environment.num_actions or len(self.environment.action_low or ())
 
+    def act(
+        self,
+        obs: ArrayLike,
+        member: int = 0,
+        deterministic: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> np.ndarray | int:
+        """A random action, or one for each row, as `Policy.act` gives them. It is drawn in any case."""
+        if member != 0:
+            raise InputError(f"member {member} does not exist: the random policy has only member 0")
+        rows, single = _observations(obs)
+        generator = _generator(rng)
+        action = [self.draw(generator) for _ in rows]
+        stacked = np.reshape(action, (len(rows), self.action_dim))
+        return _native(stacked, self.environment, self.environment.discrete, single)
+
     def draw(self, rng: np.random.Generator) -> Shaped[np.ndarray, "action"]:
         if self.environment.discrete:
             return np.eye(self.action_dim, dtype=np.int8)[rng.integers(self.action_dim)]
@@ -196,6 +264,45 @@ class RandomPolicy:
 
 
 Actor = Policy | RandomPolicy
+
+
+def _observations(obs: ArrayLike, obs_dim: int | None = None) -> tuple[Float[np.ndarray, "rows obs"], bool]:
+    """Observations as rows, and whether there was only one, without rows. `obs_dim` None: any size will do."""
+    try:
+        given = np.asarray(obs)
+    except ValueError:  # lists of unequal length
+        given = np.asarray(None)
+    if given.dtype.kind not in "fiub":
+        hint = "; env.reset() returns a pair, whose first part it is" if isinstance(obs, tuple) else ""
+        raise InputError(f"act: the observation is not an array of numbers{hint}")
+    if given.ndim not in (1, 2) or given.shape[-1] != (given.shape[-1] if obs_dim is None else obs_dim):
+        size = "obs" if obs_dim is None else obs_dim
+        raise InputError(f"act: observations of shape {given.shape}, expected ({size},) or (rows, {size})")
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinity, and is refused
+        rows = np.atleast_2d(given).astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(bad):
+        where = "the observation" if given.ndim == 1 else f"observation {bad[0]}"
+        raise InputError(f"act: {where} holds NaN or infinity")
+    return rows, given.ndim == 1
+
+
+def _generator(rng: np.random.Generator | None) -> np.random.Generator:
+    # A seed would give the same noise at every step of a loop.
+    if not isinstance(rng, np.random.Generator | None):
+        raise InputError("act: rng is not a NumPy generator; make one before the loop: np.random.default_rng(0)")
+    return np.random.default_rng() if rng is None else rng
+
+
+def _native(
+    action: Shaped[np.ndarray, "rows action"], environment: EnvironmentSpec | None, discrete: bool, single: bool
+) -> np.ndarray | int:
+    """Actions as the environment takes them; of one observation, without rows."""
+    if discrete:
+        index = np.argmax(action, axis=-1)
+        return int(index[0]) if single else index
+    scaled = action if environment is None else environment.scale_action(action)
+    return scaled[0] if single else scaled
 
 
 def _softmax(logits: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -210,12 +317,20 @@ def _environment(config: dict[str, Any] | None) -> EnvironmentSpec | None:
     return EnvironmentSpec(config["id"], config["kwargs"], num_actions=config["num_actions"], **bounds)
 
 
+def _log_std_range(config: dict[str, Any]) -> tuple[float, float] | None:
+    """Told by the files of runs, though not of the first release; policies of `collect` always have this one."""
+    told = config.get("log_std_range", (-5.0, 2.0) if config["metadata"].get("algorithm") == "sac" else None)
+    return None if told is None else tuple(told)
+
+
 def _problem(policy: Policy) -> str | None:
     """What is wrong with a policy, if anything: broadcasting would let most wrong shapes pass."""
     if policy.kind not in KINDS:
         return f"unknown kind {policy.kind!r}"
     if not (policy.mean_limit is None or isinstance(policy.mean_limit, int | float)):
         return f"mean_limit {policy.mean_limit!r} is not a number"
+    if policy.log_std_range is not None and not _is_range(policy.log_std_range):
+        return f"log_std_range {policy.log_std_range!r} is not two numbers, the smaller one first"
     if not policy.layers:
         return "it has no layers"
     if policy.shift.ndim != 2 or policy.shift.shape != policy.scale.shape:
@@ -231,3 +346,7 @@ def _problem(policy: Policy) -> str | None:
     if policy.kind == "tanh-gaussian" and width % 2:
         return f"a tanh-gaussian's last layer is [mean | log_std], but its width {width} is odd"
     return None
+
+
+def _is_range(pair: Sequence[Any]) -> bool:
+    return len(pair) == 2 and all(isinstance(end, int | float) for end in pair) and pair[0] <= pair[1]

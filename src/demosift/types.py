@@ -105,6 +105,17 @@ class EnvironmentSpec:
             return None
         return Bounds(self.action_low, self.action_high)
 
+    def scale_action(self, action: Shaped[np.ndarray, "*rows action"]) -> Shaped[np.ndarray, "*rows_and_action"]:
+        """From [-1, 1] to the bounds; from scores or one-hot rows to the index of the largest.
+
+        Data that name an environment but no bounds were not scaled: their -1 and 1 stand for themselves.
+        """
+        if self.discrete:
+            return np.argmax(action, axis=-1)
+        # Clipped, because some environments refuse an action that rounding put one unit outside.
+        unit, bounds = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1)), self.bounds
+        return unit.astype(np.float32) if bounds is None else bounds.from_unit(unit)
+
 
 class Origin(NamedTuple):
     """Where each row truly came from, as codes into `names`: kept to judge scorers, never shown to them."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 
 from demosift.data import open_rows
 from demosift.files import atomic_write
@@ -203,19 +203,13 @@ def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> f
         return None
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     theirs = np.concatenate([np.asarray(session.run(["action"], {"obs": part})[0]) for part in _parts(obs)])
-    ours = np.concatenate([act(policy, part) for part in _parts(obs)])
+    ours = np.concatenate([policy.act(part) for part in _parts(obs)])
     if policy.kind != "categorical":
         return float(np.abs(theirs - ours).max())
     preferences = [policy.proposals(part[None])[0].mean(axis=0) for part in _parts(obs)]
     logits = np.sort(np.concatenate(preferences), axis=1)
     clear = logits[:, -1] - logits[:, -2] > TOLERANCE if policy.action_dim > 1 else np.ones(len(obs), bool)
     return float(np.mean((theirs != ours) & clear))
-
-
-def act(policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> Shaped[np.ndarray, "rows *action"]:
-    """What the exported file should return, computed by the policy itself."""
-    action = policy.act(obs[None])[0]
-    return np.argmax(action, axis=1) if policy.kind == "categorical" else action_bounds(policy).from_unit(action)
 
 
 def _parts(obs: np.ndarray, rows: int = 4096) -> list[np.ndarray]:

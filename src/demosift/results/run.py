@@ -11,7 +11,7 @@ A run killed at any moment continues from its newest whole checkpoint; later met
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,11 @@ class Run:
     metrics: list[Row]
     state: Mapping[str, np.ndarray] | None = None  # everything that training needs to continue, by name
 
+    def __post_init__(self) -> None:
+        if self.policy.kind == "tanh-gaussian" and self.policy.log_std_range is None:
+            told = log_std_range(self.config.get("members", []))
+            object.__setattr__(self, "policy", dataclasses.replace(self.policy, log_std_range=told))
+
     @property
     def members(self) -> list[Row]:
         """Each member's settings and seed."""
@@ -85,6 +90,20 @@ class Run:
         if self.state is not None:
             folder.checkpoints.write(self.config["iterations"], self.state)
         folder.finish(self)
+
+
+def log_std_range(members: Sequence[Row]) -> tuple[float, float] | None:
+    """Where the policy's log standard deviation was clipped; None where none was trained, as with the squared error.
+
+    A setting that is not told has the first release's value: the likelihood, with a floor of -5.
+    """
+    if any(settings.get("loss", "likelihood") != "likelihood" for settings in members):
+        return None
+    floors = {settings.get("log_std_floor") for settings in members}
+    if len(floors) != 1:
+        return None
+    (floor,) = floors
+    return (-5.0 if floor is None else floor, 2.0)
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

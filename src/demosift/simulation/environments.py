@@ -1,8 +1,8 @@
 """Gymnasium environments by name: what demosift accepts, how actions are scaled, and what a return is worth.
 
 Actions of policies and data are in [-1, 1] (or one-hot rows of a discrete space). `resolve` reads an environment's own
-bounds, the spec carries them, and `scale_action` applies them before an environment is stepped. Short names stand for
-the four environments of the paper and three more, for which policies are shipped.
+bounds, the spec carries them, and its `scale_action` applies them before an environment is stepped. Short names
+stand for the four environments of the paper and three more, for which policies are shipped.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import gymnasium
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 
 from demosift.types import Bounds, EnvironmentSpec, InputError
 
@@ -67,7 +67,7 @@ def stored(spec: EnvironmentSpec) -> EnvironmentSpec:
 
 
 def make(spec: EnvironmentSpec) -> gymnasium.Env:
-    """The environment itself, always with a time limit. It takes native actions: see `scale_action`."""
+    """The environment itself, always with a time limit. It takes native actions: see `EnvironmentSpec.scale_action`."""
     try:
         # Importing an environment's module may warn, as Gymnasium does about old versions; the user chose the id.
         with warnings.catch_warnings(action="ignore"):
@@ -103,18 +103,6 @@ def short_name(spec: EnvironmentSpec) -> str:
     """`hopper` for Hopper-v5 and so on; the id of any other environment, or of these four made with other arguments."""
     matches = (name for name, named in SHORT_NAMES.items() if (named.id, named.kwargs) == (spec.id, dict(spec.kwargs)))
     return next(matches, spec.id)
-
-
-def scale_action(spec: EnvironmentSpec, action: Shaped[np.ndarray, "*rows action"]) -> np.ndarray:
-    """From [-1, 1] to the spec's bounds; from scores or one-hot rows to the index of the largest.
-
-    Data that name an environment but no bounds were not scaled: their -1 and 1 stand for themselves.
-    """
-    if spec.discrete:
-        return np.argmax(action, axis=-1)
-    # Clipped, because some environments refuse an action that rounding put one unit outside.
-    unit, bounds = np.minimum(np.maximum(action, np.float32(-1)), np.float32(1)), spec.bounds
-    return unit.astype(np.float32) if bounds is None else bounds.from_unit(unit)
 
 
 def reference_returns() -> dict[str, Any]:

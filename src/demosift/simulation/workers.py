@@ -193,7 +193,7 @@ class _Environment:
 
     def step(self, action: np.ndarray) -> tuple[Float[np.ndarray, "obs"], float, bool, bool]:
         with self._named():
-            obs, reward, terminated, truncated, _ = self.env.step(environments.scale_action(self.spec, action))
+            obs, reward, terminated, truncated, _ = self.env.step(self.spec.scale_action(action))
         # An episode that ends in a terminal state at the time limit has ended in a terminal state.
         return np.asarray(obs, np.float32), float(reward), bool(terminated), bool(truncated and not terminated)
 
@@ -299,7 +299,7 @@ def _batched_policy(policy: Actor) -> Callable[[list[_Live]], Sequence[np.ndarra
         obs = np.zeros((len(members), max(columns.values()), policy.obs_dim), np.float32)
         for episode, (member, column) in zip(live, places, strict=True):
             obs[rows[member], column] = episode.obs
-        action = part.act(obs)
+        action = part.act_members(obs)
         return [action[rows[member], column] for member, column in places]
 
     return act
