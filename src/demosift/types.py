@@ -8,10 +8,14 @@ neither JAX nor Gymnasium.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int8, Shaped
+
+if TYPE_CHECKING:
+    from demosift.data import memory
 
 
 class InputError(Exception):
@@ -124,6 +128,17 @@ class Origin(NamedTuple):
     names: tuple[str, ...]
 
 
+class _InMemory:
+    """A function of `demosift.data.memory`, looked up when it is used: this module imports no readers."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, dataset: Any, owner: type) -> Any:
+        function = getattr(import_module("demosift.data.memory"), self.name)
+        return function if dataset is None or self.name.startswith("from_") else function.__get__(dataset)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Transitions in episode order, on the host, with what is known about them.
@@ -139,6 +154,17 @@ class Dataset:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = "memory"  # the file it was read from, for messages
     stated_bounds: Bounds | None = None  # those of a file that names no environment
+
+    if TYPE_CHECKING:
+        from_arrays = staticmethod(memory.from_arrays)
+        from_episodes = staticmethod(memory.from_episodes)
+        from_minari = staticmethod(memory.from_minari)
+        from_table = staticmethod(memory.from_table)
+        to_arrays = memory.to_arrays
+        to_pandas = memory.to_pandas
+    else:
+        from_arrays, from_episodes, from_minari, from_table = (_InMemory() for _ in range(4))
+        to_arrays, to_pandas = _InMemory(), _InMemory()
 
     def __len__(self) -> int:
         return len(self.transitions.reward)

@@ -5,12 +5,13 @@
 
 import os
 
-from demosift.data.actions import ActionMode, shared_action_space
+from demosift.data.actions import ActionMode, check_mode, shared_action_space
 from demosift.data.checks import check_memory, check_pair, check_same_keys
 from demosift.data.formats import FORMATS, Source, digest_source, format_of, parts_of
 from demosift.data.formats.hdf5.file import write_hdf5
 from demosift.data.formats.hdf5.rows import open_hdf5_rows
 from demosift.data.formats.minari import write_minari
+from demosift.data.memory import has_units, record_dataset
 from demosift.data.recording import Recording, assemble, check_recording, join_recordings
 from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
 from demosift.types import Dataset, Demonstrations, InputError
@@ -52,24 +53,33 @@ def write_dataset(dataset: Dataset, target: Source) -> None:
 
 
 def load(
-    expert: Source,
-    supplementary: Source | None = None,
+    expert: Source | Dataset,
+    supplementary: Source | Dataset | None = None,
     actions: ActionMode = "check",
     max_episode_steps: int | None = None,
 ) -> Demonstrations:
     """Reads the expert set and, where given, the supplementary set, and checks that they belong together.
 
-    Both get the same action units: bounds or a number of actions that only one file states hold for both, and
-    "rescale" uses the range of both together.
+    Each is a source that `read_dataset` takes, or a `Dataset`. Both get the same action units: bounds or a number of
+    actions that only one of them states hold for both, and "rescale" uses the range of both together.
     """
-    if supplementary is None:
-        return Demonstrations(read_dataset(expert, actions, max_episode_steps))
-    recordings = a, b = _record(expert, actions), _record(supplementary, actions)
-    check_same_keys(a, b)
-    bounds, num_actions = shared_action_space(a, b, actions)
-    first, second = (assemble(r, actions, max_episode_steps, bounds, num_actions) for r in recordings)
-    check_pair(first, second)
-    return Demonstrations(first, second)
+    sources = [expert] if supplementary is None else [expert, supplementary]
+    recordings = [_record(source, actions) for source in sources]
+    bounds, num_actions = None, None
+    if len(recordings) == 2:
+        a, b = recordings
+        check_same_keys(a, b)
+        bounds, num_actions = shared_action_space(a, b, actions)
+    datasets = []
+    for source, recording in zip(sources, recordings, strict=True):
+        changed = actions == "rescale" or max_episode_steps is not None
+        if isinstance(source, Dataset) and not changed and has_units(source, bounds, num_actions):
+            datasets.append(source)  # to other units and back again would change the last bit
+        else:
+            datasets.append(assemble(recording, actions, max_episode_steps, bounds, num_actions))
+    if len(datasets) == 2:
+        check_pair(*datasets)
+    return Demonstrations(*datasets)
 
 
 def open_rows(
@@ -96,14 +106,16 @@ def open_pair(
 
 
 def _open(source: Source, actions: ActionMode, max_episode_steps: int | None) -> FileRows:
-    _check_mode(actions)
+    check_mode(actions)
     if format_of(source).name == "hdf5":
         return open_hdf5_rows(source, actions, max_episode_steps)
     return open_part_rows(os.fspath(source), parts_of(source), actions, max_episode_steps)
 
 
-def _record(source: Source, actions: ActionMode) -> Recording:
-    _check_mode(actions)
+def _record(source: Source | Dataset, actions: ActionMode) -> Recording:
+    check_mode(actions)
+    if isinstance(source, Dataset):
+        return check_recording(record_dataset(source))
     parts, num_bytes = [], 0
     for read in parts_of(source):
         part = check_recording(read())
@@ -111,8 +123,3 @@ def _record(source: Source, actions: ActionMode) -> Recording:
         check_memory(os.fspath(source), num_bytes)
         parts.append(part)
     return join_recordings(os.fspath(source), parts)
-
-
-def _check_mode(actions: str) -> None:
-    if actions not in ("check", "clip", "rescale"):
-        raise InputError(f"actions: {actions!r} is unknown; choose check, clip or rescale")

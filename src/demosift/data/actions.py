@@ -18,6 +18,11 @@ ActionMode = Literal["check", "clip", "rescale"]
 TOLERANCE = 1e-4
 
 
+def check_mode(mode: str, name: str = "actions") -> None:
+    if mode not in ("check", "clip", "rescale"):
+        raise InputError(f"{name}: {mode!r} is unknown; choose check, clip or rescale")
+
+
 def shared_action_space(a: Stated, b: Stated, mode: ActionMode) -> tuple[Bounds | None, int | None]:
     """The bounds or the number of actions of both files; neither where they differ in kind, which is checked later."""
     if a.discrete and b.discrete:
@@ -52,7 +57,7 @@ def scale_actions(
             f"{source}: actions: row {first + row}, column {column}: {action[row, column]:g} is outside "
             f"[{low:g}, {high:g}]; "
             'clip it (actions="clip", --actions clip) or rescale to the range of the data (actions="rescale", '
-            "--actions rescale)"
+            "--actions rescale; action_mode for data from memory)"
         )
     return np.clip(unit, -1, 1) if (size > 1).any() else unit
 

@@ -6,14 +6,15 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from demosift.data import check_pair
+from demosift.data import check_pair, digest_source
+from demosift.data.folds import hash_rows
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.files import plain, provenance
 from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, State, describe, make_algorithm, prepared
@@ -39,6 +40,7 @@ def fit(
     algorithm: Algorithm | Sequence[Algorithm],
     data: Demonstrations | Sequence[Demonstrations],
     *,
+    weights: Any = None,
     seeds: int | Sequence[int] = 1,
     iterations: int | None = None,
     ensemble: int | None = None,
@@ -60,15 +62,16 @@ def fit(
     """Train every setting with every seed, together.
 
     `algorithm`: one, or several of the same class that differ in numbers only (penalties, thresholds, learning rates).
-    `data`: one dataset for all seeds, or one per seed. `seeds`: how many, or which. `iterations` and `ensemble` default
-    to the algorithm's own; with an ensemble of K each member is K networks on the same data, which act as one policy by
-    the mean of their actions. With `out` the run is written to that folder as it goes, with a checkpoint every
-    `checkpoint_every` iterations, from which `resume` continues. `held_out` leaves this share of the expert's rows out
-    of training; the loss of each policy on them is logged every `log_every` iterations as `held_out_loss`, and
-    `config["chosen"]` names the member to use. With `patience` the run ends when the loss of no member has improved in
-    so many rows of the log, and each member's policy is that of its least loss. `precision`: bfloat16 is faster on a
-    GPU. `task` names the task from which the data was drawn, so that a report can group its seeds. `progress`: None
-    shows a bar on a terminal.
+    `data`: one dataset for all seeds, or one per seed. `weights`: what each row of the union is worth, as `score` gives
+    it or as an array, expert rows first; one per dataset where `data` is a list. `seeds`: how many, or which.
+    `iterations` and `ensemble` default to the algorithm's own; with an ensemble of K each member is K networks on the
+    same data, which act as one policy by the mean of their actions. With `out` the run is written to that folder as it
+    goes, with a checkpoint every `checkpoint_every` iterations, from which `resume` continues. `held_out` leaves this
+    share of the expert's rows out of training; the loss of each policy on them is logged every `log_every` iterations
+    as `held_out_loss`, and `config["chosen"]` names the member to use. With `patience` the run ends when the loss of no
+    member has improved in so many rows of the log, and each member's policy is that of its least loss. `precision`:
+    bfloat16 is faster on a GPU. `task` names the task from which the data was drawn, so that a report can group its
+    seeds. `progress`: None shows a bar on a terminal.
 
     A member whose parameters are no longer finite is left out of the policy, with a warning; the reason is in
     `config["failures"]`.
@@ -78,6 +81,8 @@ def fit(
     sources = list(data) if isinstance(data, Sequence) else [data]
     if not settings or not sources or not seeds:
         raise InputError("fit: needs at least one algorithm, one dataset and one seed")
+    if weights is not None:
+        sources = with_weights(sources, list(weights) if isinstance(data, Sequence) else [weights])
     iterations = settings[0].about.iterations if iterations is None else iterations
     ensemble = settings[0].about.ensemble if ensemble is None else ensemble
     log_every = min(log_every, iterations)
@@ -314,6 +319,49 @@ def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None
         rows = len(source.expert) + len(source.supplementary or ())
         if weight.shape != (rows,) or not np.isfinite(weight).all() or (weight < 0).any() or not (weight > 0).any():
             raise InputError(f"fit: the weights must be {rows} finite numbers, none negative and not all zero")
+
+
+def with_weights(sources: Sequence[Demonstrations], weights: Sequence[Any]) -> list[Demonstrations]:
+    """The data with weights that belong to them: those of a `Scored`, or an array."""
+    if len(weights) != len(sources):
+        raise InputError(f"weights: {len(weights)} of them for {len(sources)} datasets; give one per dataset")
+    found = []
+    for source, given in zip(sources, weights, strict=True):
+        if source.weight is not None:
+            raise InputError("weights: the data come with weights already; give one or the other")
+        try:
+            weight = np.array(getattr(given, "weight", given), np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"weights: a {type(given).__name__} is neither scores nor an array of numbers") from error
+        rows = len(source.expert) + len(source.supplementary or ())
+        if weight.shape != (rows,):
+            raise InputError(f"weights: of shape {weight.shape}; the union has {rows} rows, expert first")
+        check_scored(source, getattr(given, "summary", {}))
+        found.append(dataclasses.replace(source, weight=weight))
+    return found
+
+
+def check_scored(source: Demonstrations, summary: Mapping[str, Any]) -> None:
+    """What was scored is this data: the same rows, or the files that they were read from."""
+    for name, part in (("expert", source.expert), ("supplementary", source.supplementary)):
+        scored = summary.get(name)
+        if part is None or scored is None:
+            continue
+        if scored["rows"] != len(part):
+            raise InputError(
+                f"weights: {scored['rows']} rows of the {name} set were scored; {part.source} has {len(part)}"
+            )
+        rows = hash_rows(part.transitions.obs, part.transitions.action)
+        if scored["digest"] == hashlib.sha256(rows.tobytes()).hexdigest():
+            continue
+        try:
+            same = scored["digest"] == digest_source(part.source)
+        except InputError:  # not from a file
+            same = False
+        if not same:
+            raise InputError(
+                f"weights: of other rows than those of the {name} set {part.source}; score the data itself"
+            )
 
 
 def with_bounds_of(source: Demonstrations, environment: EnvironmentSpec | None) -> EnvironmentSpec | None:

@@ -8,7 +8,7 @@ is never made.
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,12 +71,35 @@ def _data_folder(place: str) -> Path:
 def record_minari(name: str) -> Recording:
     data = _data_folder(name)
     metadata = _read_metadata(name, data)
-    bounds, num_actions = _check_spaces(name, metadata)
+    spaces = _read_spaces(name, metadata)
+    return _record(name, metadata, _read_environment(name, metadata), spaces, _read_episodes(name, data, metadata))
+
+
+def record_minari_object(dataset: Any) -> Recording:
+    """A `minari.MinariDataset` that the program holds, with the episodes that it was filtered to."""
+    if not all(hasattr(dataset, name) for name in ("iterate_episodes", "observation_space", "action_space")):
+        kind = type(dataset).__name__
+        raise InputError(f"minari: is a {kind}, not a minari.MinariDataset; read_dataset('minari:ID') takes an id")
+    spec, metadata = dataset.env_spec, dataset.storage.metadata
+    environment = (None, {}) if spec is None else (str(spec.id), dict(spec.kwargs or {}))
+    spaces = (dataset.observation_space, dataset.action_space)
+    episodes = (_stored_arrays(vars(episode)) for episode in dataset.iterate_episodes())
+    return _record(f"{PREFIX}{dataset.id}", metadata, environment, spaces, episodes)
+
+
+def _record(
+    name: str,
+    metadata: dict[str, Any],
+    environment: tuple[str | None, dict[str, Any]],
+    spaces: "tuple[Space, Space]",
+    episodes: Iterable[dict[str, np.ndarray]],
+) -> Recording:
+    bounds, num_actions = _check_spaces(name, *spaces)
     names = tuple(map(str, metadata.get("demosift_origin_names", ())))
     try:
         rows = [
             _rows(name, index, episode, discrete=num_actions is not None, with_origin=bool(names))
-            for index, episode in enumerate(_read_episodes(name, data, metadata))
+            for index, episode in enumerate(episodes)
             if len(episode["rewards"]) > 0
         ]
         columns = {key: np.concatenate([episode[key] for episode in rows]) for key in rows[0]} if rows else {}
@@ -84,7 +107,6 @@ def record_minari(name: str) -> Recording:
         raise InputError(f"{name}: episodes differ in shape or type: {one_line(error)}") from error
     if not columns:
         raise InputError(f"{name}: observations: the set is empty")
-    environment = _read_environment(name, metadata)
     facts = Sidecar(*environment, bounds, num_actions, names, metadata.get("demosift_attributes", {}))
     return facts.recording(name, columns.pop(_ORIGIN, None), **columns)
 
@@ -105,9 +127,7 @@ def _read_metadata(name: str, data: Path) -> dict[str, Any]:
     return metadata
 
 
-def _check_spaces(name: str, metadata: dict[str, Any]) -> tuple[Bounds | None, int | None]:
-    """The action bounds or the number of actions, of a dataset whose spaces are flat."""
-    from gymnasium.spaces import Box, Discrete
+def _read_spaces(name: str, metadata: dict[str, Any]) -> "tuple[Space, Space]":
     from minari.serialization import deserialize_space
 
     def space(key: str) -> "Space":
@@ -116,11 +136,17 @@ def _check_spaces(name: str, metadata: dict[str, Any]) -> tuple[Bounds | None, i
         except Exception as error:
             raise InputError(f"{name}: {key}: not a space that Minari knows: {one_line(error)}") from error
 
+    return space("observation_space"), space("action_space")
+
+
+def _check_spaces(name: str, obs_space: "Space", action_space: "Space") -> tuple[Bounds | None, int | None]:
+    """The action bounds or the number of actions, of a dataset whose spaces are flat."""
+    from gymnasium.spaces import Box, Discrete
+
     def brief(space: "Space") -> str:
         text = " ".join(str(space).split())
         return text if len(text) <= 60 else f"{text[:57]}..."
 
-    obs_space, action_space = space("observation_space"), space("action_space")
     if not isinstance(obs_space, Box) or len(obs_space.shape) != 1:
         raise InputError(f"{name}: observations: {brief(obs_space)} is not a flat Box; only vectors are read")
     if isinstance(action_space, Discrete) and action_space.start == 0:
@@ -151,11 +177,15 @@ def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[
 
     try:
         for episode in MinariStorage.read(data).get_episodes(range(metadata["total_episodes"])):
-            arrays = {key: np.asarray(episode[key]) for key in _KEYS}
-            origin = (episode.get("infos") or {}).get("origin")
-            yield arrays if origin is None else {**arrays, _ORIGIN: np.asarray(origin)}
+            yield _stored_arrays(episode)
     except (OSError, LookupError, ValueError, TypeError, AssertionError, RuntimeError) as error:
         raise InputError(f"{name}: damaged Minari data in {data}: {one_line(error)}") from error
+
+
+def _stored_arrays(episode: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    arrays = {key: np.asarray(episode[key]) for key in _KEYS}
+    origin = (episode.get("infos") or {}).get("origin")
+    return arrays if origin is None else {**arrays, _ORIGIN: np.asarray(origin)}
 
 
 def _rows(

@@ -52,7 +52,7 @@ def npz_files(place: str) -> list[Path]:
 
 def npz_parts(place: str) -> Sequence[partial[Recording]]:
     files, sidecar = npz_files(place), read_sidecar(locate(place) / SIDECAR)
-    return [partial(_record_episode, path, sidecar) for path in files if path.name != SIDECAR]
+    return [partial(_read_episode, path, sidecar) for path in files if path.name != SIDECAR]
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -83,21 +83,25 @@ def _read_array(path: Path, stored: Any, key: str) -> np.ndarray:
     return array
 
 
-def _record_episode(path: Path, sidecar: Sidecar) -> Recording:
-    arrays: dict[str, Any] = {key: array for key, array in read_arrays(path).items() if key in _KEYS}
+def _read_episode(path: Path, sidecar: Sidecar) -> Recording:
+    return record_episode(str(path), {k: array for k, array in read_arrays(path).items() if k in _KEYS}, sidecar)
+
+
+def record_episode(source: str, arrays: dict[str, Any], sidecar: Sidecar, holder: str = "file") -> Recording:
+    """One episode, be it a file or a dictionary in memory."""
     for key in ("observations", "actions"):
         if key not in arrays:
-            raise InputError(f"{path}: {key}: the file has no such key")
+            raise InputError(f"{source}: {key}: the {holder} has no such key")
     for key, array in arrays.items():
-        check_numeric(str(path), key, array.dtype)
+        check_numeric(source, key, array.dtype)
         if array.ndim == 0 and key != "terminals":
-            raise InputError(f"{path}: {key}: has shape (), needs a row per step")
+            raise InputError(f"{source}: {key}: has shape (), needs a row per step")
     steps = len(arrays["actions"])
     if steps == 0:
-        raise InputError(f"{path}: actions: the episode is empty")
+        raise InputError(f"{source}: actions: the episode is empty")
     if len(arrays["observations"]) == steps + 1:
         if "next_observations" in arrays:
-            raise InputError(f"{path}: next_observations: given, though observations holds the last state too")
+            raise InputError(f"{source}: next_observations: given, though observations holds the last state too")
         states = arrays["observations"]
         arrays["observations"], arrays["next_observations"] = states[:-1], states[1:]
     terminals = arrays.get("terminals", np.bool_(False))
@@ -105,7 +109,7 @@ def _record_episode(path: Path, sidecar: Sidecar) -> Recording:
         arrays["terminals"] = np.concatenate([np.zeros(steps - 1, terminals.dtype), terminals.reshape(1)])
     arrays["timeouts"] = np.array(arrays.get("timeouts", np.zeros(steps, bool)))
     arrays["timeouts"][-1:] = 1  # a file is an episode; a terminal takes precedence
-    return sidecar.recording(str(path), arrays.pop("origin", None), **arrays)
+    return sidecar.recording(source, arrays.pop("origin", None), **arrays)
 
 
 def keep_npz(place: str, target: str, selection: Selection) -> None:
