@@ -138,7 +138,7 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     answer = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in answer["table"]] == ["BC", "NBCU", "Two-stage WBCU", "Sift"]
     lengths = {path.parent.name: json.loads(path.read_text())["iterations"] for path in out.glob("*/config.json")}
-    assert lengths == {"bc": 6, "nbcu": 6, "wbcu-two-stage": 8, "sift": 24}
+    assert lengths == {"bc": 5, "nbcu": 5, "wbcu-two-stage": 7, "sift": 24}
     weights = json.loads((out / "weights.json").read_text())
     assert "What sift kept" in (out / "report.html").read_text()
     assert weights["sift"]["separation"]["auc"] > 0.97

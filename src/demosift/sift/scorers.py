@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from demosift.sift.calibration import fit_coefficients
+from demosift.sift.calibration import fit_coefficients, log_loss
 from demosift.sift.discriminators import ActionDiscriminator, Discriminator, LikelihoodDiscriminator, Part
 from demosift.sift.neighbours import action_closeness, make_references, state_closeness
 from demosift.sift.training import Report, Trained, Trainer, logit, make_slots, training_rows
@@ -167,7 +167,8 @@ class ContrastScorer:
     States are judged by their distance from the expert's, actions by a network and by comparison with those taken
     nearby. The first round learns from the expert's rows alone. The second draws half of its positive rows from the
     union in proportion to the weights of the first, and compares actions with such rows. That is the expert's
-    distribution again, as in weighted cloning, but made of many more rows where the supplementary set has them.
+    distribution again, as in weighted cloning, but made of many more rows where the supplementary set has them. The
+    round that tells held-out expert rows better is kept: the second learns nothing where the first knew too little.
     """
 
     name: ClassVar[str] = "contrast"
@@ -200,7 +201,17 @@ class ContrastScorer:
         # States are still compared with the expert's alone: with more, nearness would only tell what is common.
         compared = [np.union1d(own, new[: self.compared]) for own, new in zip(expert, drawn, strict=True)]
         references = make_references(sample, compared, self.neighbours)
-        return together(near, Fitted(partial(action_closeness, references)), network("action", trained))
+        second = together(near, Fitted(partial(action_closeness, references)), network("action", trained))
+        return min(second, first, key=lambda fitted: held_out_loss(fitted, sample))
+
+
+def held_out_loss(fitted: Fitted, sample: TrainingSample) -> float:
+    """The loss of the members' weights, each row's by models that left it out."""
+    losses = []
+    for features in held_out_features(fitted, sample):
+        own = fit_coefficients(features, sample.num_expert)
+        losses.append(log_loss(own.log_weight(features), sample.num_expert))
+    return float(np.mean(losses))
 
 
 def resample(fitted: Fitted, sample: TrainingSample, union: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
