@@ -260,7 +260,6 @@ def test_tables_and_back(discrete: bool):
 
 
 def test_pandas_and_back():
-    pytest.importorskip("pandas")
     dataset = ds.Dataset.from_arrays(**make_dataset().to_arrays())
     assert_same(dataset, ds.Dataset.from_table(dataset.to_pandas()))
 
@@ -346,6 +345,14 @@ def test_weights_go_straight_into_training():
     assert run.config["data"] == [describe_data(replace(data, weight=weight))]
     (by_array,) = with_weights([data], [weight.tolist()])
     np.testing.assert_array_equal(by_array.weight, weight)
+
+
+def test_scores_go_straight_into_training():
+    data = random_demonstrations()
+    assert data.supplementary is not None
+    scored = ds.score(data.expert, data.supplementary, scorer="neighbours", members=1, folds=2, progress=False)
+    run = ds.fit(tiny("sift"), data, weights=scored, ensemble=1, **OPTIONS)
+    assert run.config["data"][0]["weight_sha256"] == hashlib.sha256(scored.weight.tobytes()).hexdigest()
 
 
 def summary(data: ds.Demonstrations) -> dict[str, Any]:

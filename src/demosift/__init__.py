@@ -6,37 +6,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from demosift.algorithms import BC, DWBC, NBCU, WBCU, DemoDICE, WBCUTwoStage, register
     from demosift.data import load, read_dataset, write_dataset
-    from demosift.learning.algorithm import Batch, algorithm
+    from demosift.learning.algorithm import Algorithm, Batch, algorithm
     from demosift.learning.fit import fit, weigh
-    from demosift.policy import Policy
-    from demosift.results.export import export_onnx
+    from demosift.policy import Policy, RandomPolicy
+    from demosift.results.export import Exported, export_onnx
     from demosift.results.run import Run, load_run
-    from demosift.sift.filtering import filter_dataset, with_scores
+    from demosift.sift.filtering import Filtered, filter_dataset, with_scores
     from demosift.sift.method import REGISTRY, Sift
-    from demosift.sift.scoring import score
+    from demosift.sift.scoring import Scored, score
     from demosift.simulation.environments import normalised_score, resolve
-    from demosift.simulation.evaluation import Evaluator, evaluate, load_policy
+    from demosift.simulation.evaluation import Evaluation, Evaluator, evaluate, load_policy
     from demosift.tasks.recipes import make_task
     from demosift.tasks.record import record
-    from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
+    from demosift.types import Bounds, Dataset, Demonstrations, EnvironmentSpec, InputError, Origin, Transitions
+
+    __version__: str
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
     "algorithms": ["BC", "DWBC", "NBCU", "WBCU", "DemoDICE", "WBCUTwoStage", "register"],
-    "learning.algorithm": ["Batch", "algorithm"],
+    "learning.algorithm": ["Algorithm", "Batch", "algorithm"],
     "tasks.record": ["record"],
     "tasks.recipes": ["make_task"],
     "data": ["load", "read_dataset", "write_dataset"],
     "simulation.environments": ["normalised_score", "resolve"],
-    "simulation.evaluation": ["Evaluator", "evaluate", "load_policy"],
-    "results.export": ["export_onnx"],
-    "policy": ["Policy"],
+    "simulation.evaluation": ["Evaluation", "Evaluator", "evaluate", "load_policy"],
+    "results.export": ["Exported", "export_onnx"],
+    "policy": ["Policy", "RandomPolicy"],
     "results.run": ["Run", "load_run"],
-    "sift.filtering": ["filter_dataset", "with_scores"],
+    "sift.filtering": ["Filtered", "filter_dataset", "with_scores"],
     "sift.method": ["REGISTRY", "Sift"],
-    "sift.scoring": ["score"],
+    "sift.scoring": ["Scored", "score"],
     "learning.fit": ["fit", "weigh"],
-    "types": ["Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Transitions"],
+    "types": ["Bounds", "Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Origin", "Transitions"],
 }
 _HOME = {name: f"demosift.{home}" for home, names in _HOMES.items() for name in names}
 
@@ -46,18 +48,27 @@ __all__ = [
     "NBCU",
     "REGISTRY",
     "WBCU",
+    "Algorithm",
     "Batch",
+    "Bounds",
     "Dataset",
     "DemoDICE",
     "Demonstrations",
     "EnvironmentSpec",
+    "Evaluation",
     "Evaluator",
+    "Exported",
+    "Filtered",
     "InputError",
+    "Origin",
     "Policy",
+    "RandomPolicy",
     "Run",
+    "Scored",
     "Sift",
     "Transitions",
     "WBCUTwoStage",
+    "__version__",
     "algorithm",
     "evaluate",
     "export_onnx",
@@ -80,9 +91,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__version__":  # the installed package says it; looking it up takes longer than importing this module
+        value = import_module("importlib.metadata").version("demosift")
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
         raise AttributeError(f"module 'demosift' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value  # the next use finds it without calling this function
     return value
 

@@ -65,14 +65,17 @@ class Policy:
 
     @property
     def num_members(self) -> int:
+        """How many policies act side by side: one for each setting and seed of a run."""
         return len(self.shift) // self.ensemble
 
     @property
     def obs_dim(self) -> int:
+        """How many numbers an observation has."""
         return self.shift.shape[-1]
 
     @property
     def action_dim(self) -> int:
+        """How many numbers an action has, or how many actions there are where they are discrete."""
         width = self.layers[-1].bias.shape[-1]
         return width if self.kind == "categorical" else width // 2
 
@@ -127,7 +130,8 @@ class Policy:
         mean, log_std = chosen[:, : self.action_dim], chosen[:, self.action_dim :]
         if self.mean_limit is not None:
             mean = np.clip(mean, -self.mean_limit, self.mean_limit)
-        std = np.exp(np.clip(log_std, *(self.log_std_range or ())))
+        low, high = self.log_std_range or (-np.inf, np.inf)
+        std = np.exp(np.clip(log_std, low, high))
         return np.tanh(mean + std * rng.standard_normal(mean.shape, np.float32))
 
     def act_members(self, obs: Float[np.ndarray, "members n obs"]) -> Shaped[np.ndarray, "members n action"]:
@@ -160,11 +164,13 @@ class Policy:
         return np.sqrt(self.proposals(obs).var(axis=1, ddof=1).sum(axis=-1))
 
     def members(self, indices: Sequence[int]) -> "Policy":
+        """The policy of these members only, in this order."""
         rows = [self.ensemble * index + place for index in indices for place in range(self.ensemble)]
         layers = tuple(Layer(kernel[rows], bias[rows]) for kernel, bias in self.layers)
         return replace(self, layers=layers, shift=self.shift[rows], scale=self.scale[rows])
 
     def member(self, index: int) -> "Policy":
+        """The policy of one member."""
         if not isinstance(index, int | np.integer) or not 0 <= index < self.num_members:
             own = "only member 0" if self.num_members == 1 else f"members 0 to {self.num_members - 1}"
             raise InputError(f"member {index} does not exist: the policy has {own}")
@@ -190,6 +196,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Policy":
+        """Read a file that `save` wrote. `demosift.load_policy` takes run folders and names as well."""
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: no such policy file")
@@ -235,10 +242,12 @@ class RandomPolicy:
 
     @property
     def num_members(self) -> int:
+        """Always 1."""
         return 1
 
     @property
     def action_dim(self) -> int:
+        """How many numbers an action has, or how many actions there are where they are discrete."""
         return self.environment.num_actions or len(self.environment.action_low or ())
 
     def act(
@@ -258,6 +267,7 @@ class RandomPolicy:
         return _native(stacked, self.environment, self.environment.discrete, single)
 
     def draw(self, rng: np.random.Generator) -> Shaped[np.ndarray, "action"]:
+        """One action, in [-1, 1] or one-hot."""
         if self.environment.discrete:
             return np.eye(self.action_dim, dtype=np.int8)[rng.integers(self.action_dim)]
         return rng.uniform(-1, 1, self.action_dim).astype(np.float32)

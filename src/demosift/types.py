@@ -50,14 +50,17 @@ class Bounds(NamedTuple):
 
     @classmethod
     def of_data(cls, action: Shaped[np.ndarray, "rows *action"]) -> "Bounds":
+        """The least and the largest action of each column."""
         low, high = (np.atleast_1d(extreme(axis=0)) for extreme in (action.min, action.max))
         return cls(tuple(low.tolist()), tuple(high.tolist()))
 
     def joined(self, other: "Bounds") -> "Bounds":
+        """The narrowest bounds that contain both."""
         return Bounds(tuple(map(min, self.low, other.low)), tuple(map(max, self.high, other.high)))
 
     @property
     def unit(self) -> bool:
+        """Whether they are -1 and 1."""
         return all(x == -1 for x in self.low) and all(x == 1 for x in self.high)
 
     def close_to(self, other: "Bounds") -> bool:
@@ -65,6 +68,7 @@ class Bounds(NamedTuple):
         return len(self.low) == len(other.low) and np.allclose(self, other, rtol=1e-5)
 
     def to_unit(self, action: Float[np.ndarray, "*rows action"]) -> Float32[np.ndarray, "*rows action"]:
+        """From these bounds to [-1, 1]."""
         scale = _centre_and_half(self)
         if scale is None:
             return action.astype(np.float32, copy=False)
@@ -72,6 +76,7 @@ class Bounds(NamedTuple):
         return ((action - centre) / np.where(half > 0, half, 1.0)).astype(np.float32)
 
     def from_unit(self, action: Float[np.ndarray, "*rows action"]) -> Float32[np.ndarray, "*rows action"]:
+        """From [-1, 1] to these bounds."""
         scale = _centre_and_half(self)
         if scale is None:
             return action.astype(np.float32, copy=False)
@@ -100,6 +105,7 @@ class EnvironmentSpec:
 
     @property
     def discrete(self) -> bool:
+        """Whether an action is one of `num_actions`."""
         return self.num_actions is not None
 
     @property
@@ -171,14 +177,17 @@ class Dataset:
 
     @property
     def obs_dim(self) -> int:
+        """How many numbers an observation has."""
         return self.transitions.obs.shape[-1]
 
     @property
     def action_dim(self) -> int:
+        """How many numbers an action has, or how many actions there are where they are discrete."""
         return self.transitions.action.shape[-1]
 
     @property
     def discrete(self) -> bool:
+        """Whether actions are one-hot rows."""
         return is_one_hot(self.transitions.action)
 
     @property
@@ -195,17 +204,21 @@ class Dataset:
 
     @property
     def episode_starts(self) -> Shaped[np.ndarray, "episodes"]:
+        """The first row of each episode."""
         return np.concatenate([[0], self.episode_ends[:-1]])
 
     @property
     def num_episodes(self) -> int:
+        """How many episodes the rows make up."""
         return len(self.episode_ends)
 
     def episodes(self) -> Iterator[Transitions]:
+        """The transitions of one episode after the other, as views."""
         for start, end in zip(self.episode_starts, self.episode_ends, strict=True):
             yield Transitions(*(array[start:end] for array in self.transitions))
 
     def returns(self) -> Float[np.ndarray, "episodes"]:
+        """The sum of the rewards of each episode."""
         return np.add.reduceat(self.transitions.reward.astype(np.float64), self.episode_starts)
 
     def take(self, rows: np.ndarray | slice) -> "Dataset":
@@ -228,6 +241,7 @@ class Demonstrations:
 
     @property
     def union(self) -> Transitions:
+        """The rows of both sets, the expert's first."""
         if self.supplementary is None:
             return self.expert.transitions
         pairs = zip(self.expert.transitions, self.supplementary.transitions, strict=True)
@@ -235,6 +249,7 @@ class Demonstrations:
 
     @property
     def environment(self) -> EnvironmentSpec | None:
+        """The environment that the expert set names, or else the supplementary set."""
         given = (d.environment for d in (self.expert, self.supplementary) if d is not None)
         return next((spec for spec in given if spec is not None), None)
 

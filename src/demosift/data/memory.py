@@ -19,7 +19,7 @@ from demosift.data.recording import Recording, assemble, check_recording, join_r
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingImports]
+    import pandas
 
 _KEYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
 _GYMNASIUM = {"terminations": "terminals", "truncations": "timeouts"}  # Gymnasium's and Minari's names
@@ -213,9 +213,9 @@ def to_columns(dataset: Dataset) -> dict[str, np.ndarray]:
 def to_pandas(dataset: Dataset) -> "pandas.DataFrame":
     """A DataFrame with a row per transition, which `from_table` takes back. pandas must be installed."""
     try:
-        import pandas  # pyright: ignore[reportMissingImports]
+        import pandas
     except ImportError as error:
-        raise InputError("to_pandas: pandas is not installed: pip install pandas") from error
+        raise InputError("to_pandas: pandas is not installed: pip install demosift[pandas]") from error
     return pandas.DataFrame(to_columns(dataset))
 
 

@@ -44,18 +44,26 @@ class Algorithm(Protocol):
     takes_weights: ClassVar[bool]  # whether weights that come with the data replace its own; by default false
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Rows of each set in a batch."""
+        ...
 
     @property
-    def hidden(self) -> tuple[int, ...]: ...
+    def hidden(self) -> tuple[int, ...]:
+        """The widths of the hidden layers."""
+        ...
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         """The initial networks, in sizes that fit the batch."""
         ...
 
-    def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]: ...
+    def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        """One iteration: the new networks, and numbers to log."""
+        ...
 
-    def policy(self, state: State) -> Policy: ...
+    def policy(self, state: State) -> Policy:
+        """The network that acts."""
+        ...
 
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         """How much each of these rows is worth imitating, by the current networks."""

@@ -81,9 +81,11 @@ class Run:
 
     @property
     def evaluations(self) -> list[Row]:
+        """The rows of `metrics` that are evaluations: `iteration`, `member`, `returns`, `lengths`, `score`."""
         return [row for row in self.metrics if "returns" in row]
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the run to a new folder, which `load_run` and every verb that takes a run read."""
         folder = RunFolder(path)
         folder.claim(self.config)
         folder.write_metrics(self.metrics)

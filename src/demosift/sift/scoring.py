@@ -58,10 +58,12 @@ class Scored:
 
     @property
     def expert(self) -> Float[np.ndarray, "rows"]:
+        """The weights of the expert's rows."""
         return self.weight[: self.num_expert]
 
     @property
     def supplementary(self) -> Float[np.ndarray, "rows"]:
+        """The weights of the supplementary rows."""
         return self.weight[self.num_expert :]
 
     def __str__(self) -> str:
@@ -107,6 +109,7 @@ class Scored:
             self.write(folder)
 
     def write(self, folder: Path) -> None:
+        """Write the files into a folder that exists."""
         # Here: a machine that only trains may lack Parquet's library.
         from demosift.report.sift_page import write_sift_page
         from demosift.results.scores import write_episodes, write_rows, write_summary

@@ -48,6 +48,7 @@ class Evaluation:
 
     @property
     def member_returns(self) -> Float[np.ndarray, "members"]:
+        """Each member's mean over its episodes."""
         return self.returns.mean(axis=1)
 
     @property
@@ -57,6 +58,7 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
+        """The mean over all members and episodes."""
         return float(self.returns.mean())
 
     @property
@@ -79,6 +81,7 @@ class Evaluation:
         ]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns, lengths and scores with their means, as `demosift evaluate --json` prints them."""
         scores = self.scores
         return {
             "environment": {"id": self.environment.id, "kwargs": dict(self.environment.kwargs)},
@@ -186,6 +189,7 @@ class Evaluator(Closing):
         return PendingRows(spec, iteration, self._pool.submit(policy, spec, jobs))
 
     def close(self) -> None:
+        """End the processes, unless they are shared."""
         if self._own_pool:
             self._pool.close()
 
