@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # By file, since its tests share compiled programs; in the order of tests/conftest.py, which starts the longest first.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all bench clean
+.PHONY: demo test test-all docs bench clean
 
 demo: $(VENV)/.ready
 	@rm -rf demo
@@ -22,6 +22,10 @@ test: $(VENV)/.ready
 test-all: test
 	$(PYTEST) -m long
 
+# A link that leads nowhere is an error. The pages open from disk: site/index.html.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(VENV)/.ready
 	$(BIN)/demosift bench
 
@@ -33,4 +37,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo site build dist

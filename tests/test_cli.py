@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from demosift.algorithms import REGISTRY, algorithm
 from demosift.cli.main import main, make_parser, with_algorithm
 from demosift.cli.verbs import settings_of
 
-REPOSITORY = Path(__file__).parent.parent
 TINY = ["--hidden", "8", "8", "--batch-size", "16"]
 
 
@@ -247,29 +245,3 @@ def test_a_full_disk_is_said(task: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "replace", full)
     assert main(train_arguments(task, tmp_path / "run", "--iterations", "5")) == 2
     assert "No space left on device" in capsys.readouterr().err
-
-
-DOCS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-
-
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_modules_that_the_documentation_names_exist(page: Path):
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        for line in re.findall(r"^(?:from demosift\S* import .*|import demosift.*)$", block, re.MULTILINE):
-            exec(line, {})
-    for module in re.findall(r"`demosift\.([a-z_]+\.[a-z_.]+)`", page.read_text()):
-        assert (REPOSITORY / "src/demosift" / module.replace(".", "/")).with_suffix(".py").exists(), module
-
-
-def test_readme_examples_run(tmp_path: Path, task: Path):
-    """Every Python block of the README, with fewer iterations and the file names it uses."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for name, source in (("expert", "expert"), ("pile", "supplementary")):
-        (tmp_path / f"{name}.hdf5").write_bytes((task / f"{source}.hdf5").read_bytes())
-    for number, block in enumerate(blocks):
-        short = re.sub(r"iterations=[\d_]+", "iterations=20", block)
-        script = tmp_path / f"example{number}.py"  # without a __main__ guard, as a user writes it
-        script.write_text(short)
-        done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
