@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+import demosift
 from demosift.algorithms import REGISTRY, algorithm
 from demosift.cli.main import main, make_parser, with_algorithm
 from demosift.cli.verbs import settings_of
@@ -33,7 +34,7 @@ def train_arguments(task: Path, out: Path, *more: str) -> list[str]:
     return ["train", "wbcu", *files, "--out", str(out), *TINY, *more]
 
 
-VERBS = "demo collect record task score filter train evaluate reproduce theory report export bench"
+VERBS = "demo collect record task score filter train evaluate reproduce theory report export bench completion"
 
 
 @pytest.mark.parametrize("verb", VERBS.split())
@@ -42,6 +43,31 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         main([verb, "--help"])
     assert stop.value.code == 0
     assert f"usage: demosift {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import demosift; dir(demosift)",
+        "from demosift.cli.main import main; main(['--help'])",
+        "from demosift.cli.main import main; main(['score', '--help'])",
+        "from demosift.cli.main import main; main(['sieve'])",
+        "from demosift.cli.main import main; main(['--version'])",
+    ],
+)
+def test_a_quick_answer_loads_nothing_heavy(code: str):
+    """What takes long to import, and NumPy, by which all of it would come."""
+    script = f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "demosift" in loaded
+    assert not loaded & {"numpy", "jax", "jaxtyping", "scipy", "sklearn", "gymnasium", "h5py", "matplotlib", "rich"}
+
+
+def test_the_version_and_the_module():
+    say = [sys.executable, "-m", "demosift", "--version"]
+    done = subprocess.run(say, capture_output=True, text=True, check=True)
+    assert done.stdout == f"demosift {demosift.__version__}\n"
 
 
 def test_flags_are_the_algorithm_fields(capsys: pytest.CaptureFixture[str]):
@@ -119,6 +145,7 @@ def test_train_evaluate_report_and_json(task: Path, tmp_path: Path, capsys: pyte
         "config.json",
         "metrics.jsonl",
         "policy.safetensors",
+        "run.toml",
     ]
     assert main(["evaluate", str(out), "--episodes", "2", "--json"]) == 0
     evaluation = json.loads(capsys.readouterr().out)

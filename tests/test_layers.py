@@ -15,7 +15,7 @@ ROOT = Path(demosift.__file__).parent
 
 # Six levels. A room may import itself and every room before it: on the levels above, and to its left on its own.
 ORDER: list[list[str]] = [
-    ["types", "files", "progress"],
+    ["errors", "types", "files", "progress"],
     ["data", "policy"],
     ["simulation", "results"],
     ["learning", "algorithms", "tasks"],
@@ -25,6 +25,7 @@ ORDER: list[list[str]] = [
 PLACE = {room: place for place, room in enumerate(room for level in ORDER for room in level)}
 NEW_ROOM = "a new room: give it its place in ORDER"
 WITHOUT_JAX = {
+    "errors",
     "types",
     "files",
     "progress",
@@ -38,7 +39,7 @@ WITHOUT_JAX = {
 }
 
 SOURCES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
-MODULES = {name.removesuffix(".__init__"): path.read_text() for name, path in SOURCES.items() if name != "__init__"}
+MODULES = {name.removesuffix(".__init__"): path.read_text() for name, path in SOURCES.items() if name[:2] != "__"}
 
 
 def room(module: str) -> str:
@@ -116,7 +117,7 @@ def missing(text: str) -> list[str]:
     paths = re.findall(r"`([\w/]+\.py)`", text)
     homes = (REPOSITORY, REPOSITORY / "src", REPOSITORY / "src/demosift")
     lost = [path for path in paths if not any((home / path).is_file() for home in homes)]
-    for name in re.findall(r"\bdemosift(?!\.json)(?:\.\w+)+", text):
+    for name in re.findall(r"\bdemosift(?!\.(?:json|fish)\b)(?:\.\w+)+", text):
         try:
             pkgutil.resolve_name(name)
         except (ImportError, AttributeError):

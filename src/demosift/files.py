@@ -13,6 +13,7 @@ import platform
 import secrets
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -125,6 +126,36 @@ def read_text(path: Path, where: str, errors: str = "strict") -> str:
         raise Unusable(f"{where}: not text in UTF-8") from None
     except OSError as error:
         raise Unusable(f"{where}: not readable ({error.strerror})") from None
+
+
+MOST_TOML = 16_384  # bytes; the time to parse hostile keys grows with the square
+
+
+def write_toml(path: str | os.PathLike[str], content: Mapping[str, Any], comment: str) -> None:
+    """Plain values and lists of them, without tables."""
+    lines = [f"# {comment}", *(f"{name} = {toml_value(value)}" for name, value in content.items())]
+    with atomic_write(path) as temporary:
+        # A file name that is not UTF-8 becomes an escape that TOML refuses: to repeat the run, name the file again.
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise Unusable(f"{path}: not a file")
+    if path.is_file() and path.stat().st_size > MOST_TOML:
+        raise Unusable(f"{path}: longer than {MOST_TOML:,} bytes, so no configuration")
+    try:
+        return tomllib.loads(read_text(path, str(path)))
+    except (ValueError, RecursionError) as error:
+        raise Unusable(f"{path}: not TOML: {error}") from None
 
 
 def parse_json(text: str, where: str) -> Any:

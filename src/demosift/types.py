@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int8, Shaped
 
+from demosift.errors import InputError as InputError
+
 if TYPE_CHECKING:
     from demosift.data import memory
-
-
-class InputError(Exception):
-    """Something the user gave is wrong.
-
-    The message is one line that says what and where; the command line exits with 2.
-    """
 
 
 class Transitions(NamedTuple):

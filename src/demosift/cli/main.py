@@ -14,12 +14,13 @@ import sys
 import threading
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from demosift.cli import verbs
-from demosift.types import InputError
+from demosift.cli.config import read_request
+from demosift.cli.parsers import subcommands
+from demosift.errors import InputError
 
 DEFAULT_ALGORITHM = "sift"
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
@@ -55,6 +56,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (try {self.prog} --help)\n")
 
 
+class Version(argparse.Action):
+    """argparse's own would look the version up for every command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        import demosift
+
+        print(f"demosift {demosift.__version__}")
+        parser.exit()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -66,11 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(arguments: list[str]) -> int:
     try:
-        arguments = with_algorithm(arguments)
-        options = make_parser(arguments).parse_args(arguments)
+        options = parse(arguments)
+        from demosift.cli import verbs  # not before: --help needs nothing that it imports
+
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"demosift: warning: {message}", file=sys.stderr)
-            result, text = options.run(options)
+            result, text = getattr(verbs, f"run_{options.verb}")(options)
         print(json.dumps(result, sort_keys=True) if options.json else text)
         return options.exit_code(result)
     except InputError as error:
@@ -115,34 +127,56 @@ def fail(message: str, code: int) -> int:
     return code
 
 
-def with_algorithm(arguments: Sequence[str]) -> list[str]:
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The options: what the command line says, then what a configuration file says, then the defaults."""
+    if arguments[:1] != ["train"]:
+        return make_parser(arguments).parse_args(arguments)
+    request = read_request(arguments[1:])
+    arguments = with_algorithm(arguments, request.algorithm or DEFAULT_ALGORITHM)
+    parser = make_parser(arguments)
+    for name, algorithm in subcommands(subcommands(parser)["train"]).items():
+        if name == first_word(arguments):
+            request.set_defaults(algorithm)
+    options = parser.parse_args(arguments)
+    options.request = request
+    return options
+
+
+def with_algorithm(arguments: Sequence[str], default: str = DEFAULT_ALGORITHM) -> list[str]:
     """The arguments with the default algorithm where `train` is followed by flags alone, or by nothing."""
-    flags = [word for word in arguments[1:] if word != "--json"]
-    named = flags and (flags[0] in ("-h", "--help") or not flags[0].startswith("-"))
+    word = first_word(arguments)
+    named = word in ("-h", "--help") or (word is not None and not word.startswith("-"))
     if list(arguments[:1]) != ["train"] or named:
         return list(arguments)
-    return ["train", DEFAULT_ALGORITHM, *arguments[1:]]
+    return ["train", default, *arguments[1:]]
+
+
+def first_word(arguments: Sequence[str]) -> str | None:
+    """What follows the verb."""
+    return next((word for word in arguments[1:] if word != "--json"), None)
 
 
 def make_parser(arguments: Sequence[str]) -> Parser:
     parser = Parser(prog="demosift", description="Offline imitation learning with a supplementary dataset.")
+    parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
 
-    def verb(name: str, run: Callable[[argparse.Namespace], verbs.Answer], about: str) -> Parser:
+    def verb(name: str, about: str) -> Parser:
+        """Its parser; `run_NAME` in `verbs.py` is what it does."""
         sub = subparsers.add_parser(name, help=about, description=about)
         sub.add_argument("--json", action="store_true", help="print the result as one JSON object")
-        sub.set_defaults(run=run, exit_code=lambda result: 0)
+        sub.set_defaults(exit_code=lambda result: 0)
         return sub
 
     about = "compare BC, NBCU, WBCU and sift on halfcheetah/noisy-expert: a table and a page"
-    sub = verb("demo", verbs.run_demo, about)
+    sub = verb("demo", about)
     add = sub.add_argument
     add("--out", default="demo", help="folder for the runs and report.html (default: demo)")
     add("--seeds", type=positive, default=3, help="number of seeds for each method (default: 3)")
     about = "training iterations of sift; the others have a quarter (default: enough for about three minutes in all)"
     add("--iterations", type=positive, help=about)
 
-    sub = verb("collect", verbs.run_collect, "train SAC and keep an expert, a medium policy and the replay")
+    sub = verb("collect", "train SAC and keep an expert, a medium policy and the replay")
     add = sub.add_argument
     add("env", nargs="+", help="a short name such as hopper, or a Gymnasium id; several train together")
     add("--out", required=True, help="folder to write; several environments get a subfolder each")
@@ -160,31 +194,31 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--keep-checkpoint", action="store_true", help="keep the checkpoint, so that training can continue")
     add("--time-limit", type=float, metavar="SECONDS", help="write a checkpoint and stop after this time")
 
-    sub = verb("record", verbs.run_record, "run a policy in its environment and write the episodes to a file")
+    sub = verb("record", "run a policy in its environment and write the episodes to a file")
     add = sub.add_argument
     add_policy(sub)
     add("--out", required=True, help="the file to write (.hdf5), or minari:ID")
     add("--episodes", type=positive, default=10, help="number of episodes (default: 10)")
     add("--seed", type=int, default=0, help="seed of the episodes (default: 0)")
 
-    sub = verb("task", verbs.run_task, "write a task's expert.hdf5 and supplementary.hdf5")
+    sub = verb("task", "write a task's expert.hdf5 and supplementary.hdf5")
     add = sub.add_argument
     add("task", help="ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert")
     add("--out", required=True, help="folder to write")
     add("--seed", type=int, default=0, help="seed of the draw (default: 0)")
     add_recipe(sub)
 
-    train = verb("train", verbs.run_train, f"train a policy with {DEFAULT_ALGORITHM}, or with the algorithm you name")
+    train = verb("train", f"train a policy with {DEFAULT_ALGORITHM}, or with the algorithm you name")
     if arguments[:1] == ["train"]:  # the algorithms' fields are the flags, and knowing them takes importing JAX
         add_algorithms(train)
 
-    sub = verb("evaluate", verbs.run_evaluate, "measure a policy's returns and normalised scores, member by member")
+    sub = verb("evaluate", "measure a policy's returns and normalised scores, member by member")
     add = sub.add_argument
     add_policy(sub)
     add("--episodes", type=positive, default=10, help="episodes per member (default: 10)")
     add("--seed", type=int, default=0, help="seed of the episodes (default: 0)")
 
-    sub = verb("score", verbs.run_score, "weigh every sample by how much it is worth imitating, from files alone")
+    sub = verb("score", "weigh every sample by how much it is worth imitating, from files alone")
     add = sub.add_argument
     add("--expert", required=True, help="the expert's data: a file, a folder or minari:ID")
     add("--supplementary", required=True, help="the supplementary data, in any of the same forms")
@@ -196,7 +230,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--threshold", type=float, default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
     add_actions(sub)
 
-    sub = verb("filter", verbs.run_filter, "write the part of a dataset that its scores advise to keep")
+    sub = verb("filter", "write the part of a dataset that its scores advise to keep")
     add = sub.add_argument
     add("data", help="the data that were scored: a file, a folder or minari:ID")
     add("--scores", required=True, metavar="DIR", help="folder that score wrote")
@@ -207,20 +241,20 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--filter-key", metavar="NAME", help="write a copy of a robomimic file with this filter key instead")
     add("--weights", action="store_true", help="write the kept episodes' numbers and a weight per frame instead")
 
-    sub = verb("export", verbs.run_export, "write a policy as an ONNX file, checked against the original")
+    sub = verb("export", "write a policy as an ONNX file, checked against the original")
     add = sub.add_argument
     add_policy(sub)
     add("--out", required=True, help="the file to write (.onnx)")
     add("--data", nargs="+", help="files to check the export on (default: those of its training)")
 
-    sub = verb("reproduce", verbs.run_reproduce, "make the paper's tables and figures, from the start or continued")
+    sub = verb("reproduce", "make the paper's tables and figures, from the start or continued")
     add = sub.add_argument
     about = "the part to make: noisy-expert, full-replay, gradient-penalty, coverage, sac-curves or all"
     add("what", metavar="WHAT", help=about)
     add("--out", required=True, help="folder for the results; a grid found there is continued")
     add_grid(sub)
 
-    sub = verb("theory", verbs.run_theory, "check the paper's claims by computation; exits with 1 if one is refuted")
+    sub = verb("theory", "check the paper's claims by computation; exits with 1 if one is refuted")
     add = sub.add_argument
     add("--out", required=True, help="folder for index.html, theory.json and figures/")
     add("--seed", type=int, default=0, help="seed of the random instances (default: 0)")
@@ -229,13 +263,11 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--processes", type=positive, default=2, help="number of processes (default: 2)")
     sub.set_defaults(exit_code=lambda result: 1 if result["refuted"] else 0)
 
-    sub = verb("report", verbs.run_report, "write the tables, figures and page of the results or runs in a folder")
+    sub = verb("report", "write the tables, figures and page of the results or runs in a folder")
     add = sub.add_argument
     add("folder", help="a folder with runs in it, or one that reproduce or score wrote")
 
-    sub = verb(
-        "bench", verbs.run_bench, "measure speed against this machine's limit, how good the scorers are, or sift's time"
-    )
+    sub = verb("bench", "measure speed against this machine's limit, how good the scorers are, or sift's time")
     add = sub.add_argument
     what = ["speed", "scores", "scale", "recipe"]
     add("what", nargs="?", choices=what, default=what[0], help="what to measure (default: speed)")
@@ -258,6 +290,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--seconds", type=float, default=2.0, help="speed: seconds for each measurement (default: 2)")
     add_precision(sub)
     add("--collect", action="store_true", help="speed: also measure the loop of collect")
+
+    sub = verb("completion", "print a script by which a shell completes verbs, algorithms, flags and their choices")
+    sub.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell to write for")
     return parser
 
 
@@ -269,7 +304,8 @@ def add_policy(sub: Parser) -> None:
 
 def add_recipe(sub: Parser) -> None:
     sub.add_argument("--pool", type=positive, default=20, help="expert trajectories to draw from (default: 20)")
-    sub.add_argument("--disjoint", action="store_true", help="draw no trajectory twice, unlike the paper's code")
+    about = "draw no trajectory twice, unlike the paper's code"
+    sub.add_argument("--disjoint", action=argparse.BooleanOptionalAction, default=False, help=about)
     sub.add_argument("--replay", metavar="DIR", help="folder that collect wrote; full-replay needs it")
 
 
@@ -343,6 +379,10 @@ def add_algorithms(train: Parser) -> None:
         if each.takes_weights:
             add("--scores", metavar="DIR", help="folder of weights that score wrote, used as they are")
         add("--out", required=True, help="folder for the run")
+        about = "TOML file with the names and values of flags; those of the command line win"
+        add("--config", metavar="FILE", help=about)
+        about = "repeat the run in this folder: its run.toml, on the same data"
+        add("--from", dest="origin", metavar="DIR", help=about)
         add("--seeds", type=positive, default=1, help="members per setting (default: 1)")
         add("--seed", type=int, default=0, help="the first seed (default: 0)")
         about = f"iterations to train (default: {each.about.iterations})"

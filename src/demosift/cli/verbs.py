@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from demosift.cli.config import write_request
 from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
@@ -101,14 +102,21 @@ def run_train(options: argparse.Namespace) -> Answer:
     from contextlib import ExitStack
 
     from demosift.learning.fit import fit
+    from demosift.learning.runner import Callback
     from demosift.learning.trackers import TensorBoard, WandB
     from demosift.sift.method import REGISTRY
     from demosift.simulation.evaluation import Evaluator
+
+    class Writer(Callback):
+        def on_start(self, position: int, note: object) -> None:
+            write_request(options, settings)  # when the folder is this run's
 
     cls = REGISTRY[options.algorithm]
     settings = settings_of(cls, options)
     seeds = list(range(options.seed, options.seed + options.seeds))
     data = read_training_data(options, seeds)
+    if options.origin is not None and options.request.asks_for_data_of(options):
+        check_same_data(options.origin, data)
     environment = evaluation_environment(options, data[0])
     with ExitStack() as stack:
         evaluator = None
@@ -139,6 +147,7 @@ def run_train(options: argparse.Namespace) -> Answer:
             out=options.out,
             resume=options.resume,
             tracker=tracker,
+            callbacks=[Writer()],
             task=task_name(options),
         )
     iterations, chosen = run.config["iterations"], run.config.get("chosen")
@@ -200,7 +209,7 @@ def describe_run(out: str, last: list[dict[str, Any]]) -> str:
         numbers = {**row, "return": sum(row["returns"]) / len(row["returns"])} if "returns" in row else row
         shown = (f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, float))
         lines.append(f"member {row['member']}: " + ", ".join(shown))
-    return "\n".join([*lines, f"{out}: config.json, metrics.jsonl, policy.safetensors"])
+    return "\n".join([*lines, f"{out}: config.json, metrics.jsonl, policy.safetensors, run.toml"])
 
 
 def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[Demonstrations]:
@@ -223,6 +232,18 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
 
         data = with_scores(data, options.expert, options.supplementary, scores)
     return [data]
+
+
+def check_same_data(origin: str, data: list[Demonstrations]) -> None:
+    """A run is repeated on the data that it had."""
+    from demosift.learning.fit import describe_data
+    from demosift.results.run import RunFolder, first_difference
+
+    folder = RunFolder(origin)
+    if first_difference({"data": folder.read_config().get("data")}, {"data": [describe_data(each) for each in data]}):
+        raise InputError(
+            f"{origin}: its data changed since that run; --config {folder.request} trains on them as they are"
+        )
 
 
 def run_evaluate(options: argparse.Namespace) -> Answer:
@@ -346,3 +367,11 @@ def run_bench(options: argparse.Namespace) -> Answer:
     from demosift.bench.speed import bench
 
     return bench(options.algorithms, options.members, options.seconds, options.collect, options.precision)
+
+
+def run_completion(options: argparse.Namespace) -> Answer:
+    from demosift.cli.completion import write_script
+    from demosift.cli.main import DEFAULT_ALGORITHM, make_parser
+
+    script = write_script(options.shell, make_parser(["train"]), DEFAULT_ALGORITHM)
+    return {"shell": options.shell, "script": script}, script

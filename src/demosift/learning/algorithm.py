@@ -115,6 +115,15 @@ def setting_fields(cls: type) -> list[dataclasses.Field]:
     return found
 
 
+def settings_by_name(setting: Algorithm) -> dict[str, Any]:
+    """The value of every hyper-parameter that has a flag."""
+    groups = [value for value in vars(setting).values() if dataclasses.is_dataclass(value)]
+    values = {name: value for part in (setting, *groups) for name, value in vars(part).items()}
+    return {
+        field.name: values[field.name] for field in setting_fields(type(setting)) if field.metadata.get("flag", True)
+    }
+
+
 def prepared(setting: Algorithm, data: Demonstrations, folder: Path | None = None) -> Demonstrations:
     """The data with what the method needs beside it. A method that needs something has a `prepare` like this function,
     which may keep it in the folder."""

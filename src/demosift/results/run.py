@@ -3,6 +3,7 @@
     config.json          what was run: algorithm, members, data, schedule; then versions, commit, hardware and wall time
     metrics.jsonl        a line per member and logged iteration, and a line per member and evaluation; no clock in it
     policy.safetensors   all members, the normaliser included
+    run.toml             the flags of `demosift train`, to repeat it (`demosift.cli.config`); `fit` alone writes none
     checkpoint/          the last two checkpoints: everything `--resume` needs
 
 A run killed at any moment continues from its newest whole checkpoint; later metrics are cut off and measured again. So
@@ -57,7 +58,7 @@ IDENTITY = (
     "checkpoint_every",
     "evaluation",
 )
-RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors")
+RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors", "run.toml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,7 @@ class RunFolder:
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.policy = self.path / "policy.safetensors"
+        self.request = self.path / "run.toml"
         self.checkpoints = CheckpointFolder(self.path / "checkpoint")
 
     def claim(self, config: Mapping[str, Any], resume: bool = False) -> None:
