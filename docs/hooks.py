@@ -21,6 +21,12 @@ SHOWN = [
 ]
 COPY = tempfile.TemporaryDirectory(prefix="demosift-pages-")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+# The fields of a dataclass are in its signature; those of other classes are listed. Of a method only the settings are
+# shown: the rest is the contract's, which is shown once.
+TUPLES = {"Transitions", "Bounds", "Origin", "Batch"}
+LISTED = "show_if_no_docstring: true"
+CONTRACT = "name|about|needs_supplementary|takes_weights|init|step|policy|weigh|work|prepare"
+SETTINGS = f"{LISTED}, filters: ['!^_', '!^({CONTRACT})$']"
 ROW = re.compile(r"^\| `([\w.]+)` \| .*\|\n", re.MULTILINE)
 
 
@@ -38,8 +44,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Behind each table of names on the API page, their docstrings."""
     if page.file.src_uri != "docs/api.md":
         return markdown
-    parts = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
-    return "".join(part + "".join(f"\n::: {home_of(name)}\n" for name in ROW.findall(part)) + "\n" for part in parts)
+    parts = re.split(r"^## (.*)\n", markdown, flags=re.MULTILINE)
+    made = parts[0]
+    for section, text in zip(parts[1::2], parts[2::2], strict=True):
+        made += f"## {section}\n{text}" + "".join(directive(name, section) for name in ROW.findall(text)) + "\n"
+    return made
+
+
+def directive(name: str, section: str) -> str:
+    """What mkdocstrings replaces by the docstring, the signature and the members."""
+    options = SETTINGS if section == "Methods" else LISTED if name in TUPLES or name == "Algorithm" else ""
+    options = options or f"heading: {name}"
+    return f"\n::: {home_of(name)}\n    options: {{ {options} }}\n"
 
 
 def home_of(name: str) -> str:
@@ -54,6 +70,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def as_mathml(tex: str, display: bool) -> str:
     made = convert(tex, display="block" if display else "inline")
+    made = f'<div class="formula">{made}</div>' if display else made
     # A line over a whole term is drawn by the style sheet, and `log` keeps its distance.
     made = re.sub(r"<mover><mrow>(.*?)</mrow><mo[^>]*>&#x02015;</mo></mover>", r'<mrow class="mean">\1</mrow>', made)
     made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
