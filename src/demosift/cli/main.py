@@ -220,8 +220,15 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     sub = verb("score", "weigh every sample by how much it is worth imitating, from files alone")
     add = sub.add_argument
-    add("--expert", required=True, help="the expert's data: a file, a folder or minari:ID")
-    add("--supplementary", required=True, help="the supplementary data, in any of the same forms")
+    add("dataset", nargs="?", help="one dataset that holds good and bad episodes, instead of --supplementary")
+    add("--expert", help="the expert's data: a file, a folder or minari:ID; none where nobody knows which are good")
+    about = "the dataset's good episodes: numbers such as 0,3,7-12, a file of them, or decisions from the page"
+    add("--expert-episodes", metavar="LIST", help=about)
+    about = "the dataset's good episodes: those of which a column, an attribute or a filter key says so, as success=1"
+    add("--expert-where", metavar="NAME=VALUE", help=about)
+    add("--supplementary", help="the supplementary data, in any of the same forms")
+    add("--bad", help="data that are known to be bad: rows that look like them weigh less")
+    add("--bad-episodes", metavar="LIST", help="the dataset's episodes that are known to be bad")
     add("--out", required=True, help="folder for the scores and report.html")
     add("--scorer", default="contrast", metavar="NAME", help="a scorer of docs/sift.md (default: contrast)")
     add("--members", type=positive, default=3, help="independent estimates of each weight (default: 3)")

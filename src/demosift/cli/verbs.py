@@ -254,12 +254,55 @@ def run_evaluate(options: argparse.Namespace) -> Answer:
     return result.to_json(), str(result)
 
 
+def scored_sets(options: argparse.Namespace) -> tuple[str | None, str, str | None]:
+    """Expert, supplementary and bad data: files of their own, or episodes of one dataset."""
+    from demosift.data import episodes_where, name_episodes
+    from demosift.data.decisions import read_episodes
+
+    named = {"--expert": options.expert, "--expert-episodes": options.expert_episodes}
+    named["--expert-where"] = options.expert_where
+    given = [flag for flag, value in named.items() if value]
+    if len(given) != 1:
+        raise InputError(
+            f"score: give one of {', '.join(named)}{' (--expert none: nobody knows)' if not given else ''}"
+        )
+    if (options.dataset is None) == (options.supplementary is None):
+        raise InputError("score: give a dataset, or --supplementary with --expert")
+    if options.bad and options.bad_episodes:
+        raise InputError("score: give --bad or --bad-episodes, not both")
+    expert = None if options.expert == "none" else options.expert
+    if options.dataset is None:
+        if options.expert_episodes or options.expert_where or options.bad_episodes:
+            raise InputError("score: episodes are chosen from a dataset: demosift score DATASET --expert-episodes ...")
+        return expert, options.supplementary, options.bad
+    dataset, taken = options.dataset, []
+    if options.expert_episodes or options.expert_where:
+        if options.expert_where:
+            chosen = episodes_where(dataset, options.expert_where)
+        else:
+            chosen = read_episodes(dataset, options.expert_episodes, "keep")
+        expert = name_episodes(dataset, chosen)
+        taken.append(chosen)
+    bad = options.bad
+    if options.bad_episodes:
+        chosen = read_episodes(dataset, options.bad_episodes, "drop")
+        if taken and (both := taken[0].overlap(chosen)) is not None:
+            raise InputError(f"score: episode {both} is named both as the expert's and as bad")
+        bad = name_episodes(dataset, chosen)
+        taken.append(chosen)
+    for others in taken[1:]:
+        taken[0] = taken[0].joined(others)
+    return expert, name_episodes(dataset, taken[0].others) if taken else dataset, bad
+
+
 def run_score(options: argparse.Namespace) -> Answer:
     from demosift.sift.scoring import score
 
+    expert, supplementary, bad = scored_sets(options)
     scored = score(
-        options.expert,
-        options.supplementary,
+        expert,
+        supplementary,
+        bad=bad,
         out=options.out,
         scorer=options.scorer,
         members=options.members,

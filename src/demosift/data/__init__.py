@@ -4,26 +4,44 @@
 """
 
 import os
+from collections.abc import Sequence
+
+import numpy as np
 
 from demosift.data.actions import ActionMode, check_mode, shared_action_space
 from demosift.data.checks import check_memory, check_pair, check_same_keys
-from demosift.data.formats import FORMATS, Source, digest_source, format_of, parts_of
+from demosift.data.episodes import Episodes, choose_episodes, holds, open_episodes, parse_condition
+from demosift.data.formats import (
+    EPISODES,
+    FORMATS,
+    WITHOUT,
+    Source,
+    chosen_episodes,
+    digest_source,
+    format_of,
+    parts_of,
+    split_options,
+)
 from demosift.data.formats.hdf5.file import write_hdf5
 from demosift.data.formats.hdf5.rows import open_hdf5_rows
 from demosift.data.formats.minari import write_minari
 from demosift.data.memory import has_units, record_dataset
-from demosift.data.recording import Recording, assemble, check_recording, join_recordings
+from demosift.data.recording import Recording, assemble, check_recording, episode_numbers, join_recordings
 from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
-from demosift.types import Dataset, Demonstrations, InputError
+from demosift.types import Bounds, Dataset, Demonstrations, InputError
 
 __all__ = [
     "RowSource",
     "check_pair",
     "digest_source",
+    "episodes_where",
     "load",
+    "name_episodes",
     "open_pair",
     "open_rows",
     "read_dataset",
+    "split_episodes",
+    "without_episodes",
     "write_dataset",
     "write_hdf5",
     "write_minari",
@@ -36,7 +54,7 @@ def read_dataset(source: Source, actions: ActionMode = "check", max_episode_step
     `actions` says what to do with actions outside their bounds: refuse them ("check"), "clip" them, or "rescale" all
     actions from their range in the data. `max_episode_steps` cuts longer episodes, for files that mark no time limits.
     """
-    return assemble(_record(source, actions), actions, max_episode_steps)
+    return _assemble(source, _record(source, actions), actions, max_episode_steps)
 
 
 def write_dataset(dataset: Dataset, target: Source) -> None:
@@ -76,7 +94,7 @@ def load(
         if isinstance(source, Dataset) and not changed and has_units(source, bounds, num_actions):
             datasets.append(source)  # to other units and back again would change the last bit
         else:
-            datasets.append(assemble(recording, actions, max_episode_steps, bounds, num_actions))
+            datasets.append(_assemble(source, recording, actions, max_episode_steps, bounds, num_actions))
     if len(datasets) == 2:
         check_pair(*datasets)
     return Demonstrations(*datasets)
@@ -105,11 +123,72 @@ def open_pair(
     return a, b
 
 
+def episodes_where(source: Source, condition: str) -> Episodes:
+    """The episodes of which a fact holds, as in `success=1`: a column's last value, an attribute, or a filter key."""
+    name, how, wanted = parse_condition(condition)
+    place, _ = split_options(source)
+    found = format_of(source)
+    facts = {} if found.facts is None else found.facts(place, name)
+    if not facts:
+        raise InputError(f"{place}: {name}: no such column, attribute or filter key that tells episodes apart")
+    numbers = [number for number, value in facts.items() if holds(value, how, wanted)]
+    if not numbers:
+        told = ", ".join(sorted({str(value)[:20] for value in facts.values()})[:5])
+        raise InputError(f"{place}: {condition}: true of no episode; {name} is {told}")
+    return Episodes.of(numbers)
+
+
+def split_episodes(source: Source | Dataset, numbers: Sequence[int]) -> tuple[Source | Dataset, Source | Dataset]:
+    """The episodes with these numbers, and the other ones, each as a source."""
+    taken = Episodes.of(numbers)
+    if isinstance(source, Dataset):
+        counted = np.arange(len(source.episode_ends))
+        return choose_episodes(source, counted, taken), choose_episodes(source, counted, taken.others)
+    chosen, place = chosen_episodes(source), without_episodes(source)
+    if chosen is None:
+        return name_episodes(place, taken), name_episodes(place, taken.others)
+    own = Episodes.parse(*chosen)
+    others = own.joined(taken) if own.without else own.less(taken)
+    return name_episodes(place, taken), name_episodes(place, others)
+
+
+def name_episodes(source: Source, episodes: Episodes) -> str:
+    """The source with only these episodes."""
+    if chosen_episodes(source) is not None:
+        raise InputError(f"{os.fspath(source)}: names episodes already")
+    return f"{os.fspath(source)}::{WITHOUT if episodes.without else EPISODES}={episodes}"
+
+
+def without_episodes(source: Source) -> str:
+    """The source with all its episodes."""
+    place, options = split_options(source)
+    return "::".join([place, *(f"{name}={value}" for name, value in options.items())])
+
+
 def _open(source: Source, actions: ActionMode, max_episode_steps: int | None) -> FileRows:
     check_mode(actions)
     if format_of(source).name == "hdf5":
-        return open_hdf5_rows(source, actions, max_episode_steps)
-    return open_part_rows(os.fspath(source), parts_of(source), actions, max_episode_steps)
+        rows = open_hdf5_rows(split_options(source)[0], actions, max_episode_steps)
+    else:
+        rows = open_part_rows(os.fspath(source), parts_of(source), actions, max_episode_steps)
+    chosen = chosen_episodes(source)
+    return rows if chosen is None else open_episodes(rows, Episodes.parse(*chosen))
+
+
+def _assemble(
+    source: Source | Dataset,
+    recording: Recording,
+    actions: ActionMode,
+    max_episode_steps: int | None,
+    bounds: Bounds | None = None,
+    num_actions: int | None = None,
+) -> Dataset:
+    """The recording of a source as a dataset: of all its episodes, or of those that the source names."""
+    dataset = assemble(recording, actions, max_episode_steps, bounds, num_actions)
+    chosen = None if isinstance(source, Dataset) else chosen_episodes(source)
+    if chosen is None:
+        return dataset
+    return choose_episodes(dataset, episode_numbers(recording, max_episode_steps), Episodes.parse(*chosen))
 
 
 def _record(source: Source | Dataset, actions: ActionMode) -> Recording:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from demosift.data.actions import ActionMode, count_actions, one_hot, scale_actions
 from demosift.data.checks import as_flags, as_matrix, as_vector, check_lengths
@@ -33,6 +33,7 @@ class Recording:
     bounds: Bounds | None = None
     num_actions: int | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    number: np.ndarray | None = None  # the file's own number of each row's episode, where it has one
 
     @property
     def discrete(self) -> bool:
@@ -100,7 +101,9 @@ def join_recordings(source: str, parts: Sequence[Recording]) -> Recording:
     if first.origin is not None:
         codes = [part.origin.code for part in parts if part.origin is not None]
         origin = Origin(np.concatenate(codes), first.origin.names)
-    return replace(first, source=source, origin=origin, **columns)
+    numbers = [part.number for part in parts if part.number is not None]
+    number = np.concatenate(numbers) if len(numbers) == len(parts) else None
+    return replace(first, source=source, origin=origin, number=number, **columns)
 
 
 def check_alike(first: Recording, part: Recording) -> None:
@@ -227,6 +230,17 @@ def followed_rows(recording: Recording, max_episode_steps: int | None = None) ->
     if recording.next_observations is not None:
         return np.ones(len(recording.observations), bool)
     return ~mark_episode_ends(recording, max_episode_steps) | recording.terminals
+
+
+def episode_numbers(recording: Recording, max_episode_steps: int | None = None) -> Int[np.ndarray, "episodes"]:
+    """The numbers of a checked recording's episodes with at least one row; counted from 0 where the file has none."""
+    followed = followed_rows(recording, max_episode_steps)
+    end = mark_episode_ends(recording, max_episode_steps)
+    episode = np.concatenate([[0], np.cumsum(end)[:-1]])[followed]
+    last = np.append(np.flatnonzero(np.diff(episode)), len(episode) - 1)
+    if recording.number is None:
+        return np.arange(len(last))
+    return recording.number[followed][last].astype(np.int64)
 
 
 def drop_unfollowed(

@@ -22,7 +22,7 @@ from jaxtyping import Float32, Int, Shaped
 
 from demosift.data.actions import ActionMode, count_actions
 from demosift.data.checks import Described
-from demosift.data.recording import Recording, assemble, check_alike, check_recording, followed_rows
+from demosift.data.recording import Recording, assemble, check_alike, check_recording, episode_numbers, followed_rows
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError, Origin
 
 BLOCK = 65536
@@ -38,6 +38,11 @@ class RowSource(Described, Protocol):
     @property
     def episode_ends(self) -> Int[np.ndarray, "episodes"]:
         """One past the last row of each episode."""
+        ...
+
+    @property
+    def numbers(self) -> Int[np.ndarray, "episodes"]:
+        """The episodes' own numbers in their file."""
         ...
 
     @property
@@ -63,6 +68,7 @@ class DatasetRows:
         self.source, self.num_rows = dataset.source, len(dataset)
         self.obs_dim, self.action_dim, self.discrete = dataset.obs_dim, dataset.action_dim, dataset.discrete
         self.episode_starts, self.episode_ends = dataset.episode_starts, dataset.episode_ends
+        self.numbers = np.arange(len(dataset.episode_ends))
         self.environment, self.origin = dataset.environment, dataset.origin
         self._obs, self._action = dataset.transitions.obs, dataset.transitions.action
 
@@ -88,6 +94,7 @@ class FileRows(ABC):
     bounds: Bounds | None
     num_actions: int | None
     episode_ends: Int[np.ndarray, "episodes"]
+    numbers: Int[np.ndarray, "episodes"]  # of the episodes, in their file
 
     @staticmethod
     def facts(source: str, recording: Recording, mode: ActionMode) -> dict[str, Any]:
@@ -197,7 +204,7 @@ def open_part_rows(
     """Reads all parts once to learn where rows and episodes lie, and keeps only that."""
     first: Recording | None = None
     stored_range: Bounds | None = None
-    num_rows, part_ends, episode_ends, codes = 0, [], [], []
+    num_rows, part_ends, episode_ends, codes, numbers = 0, [], [], [], []
     for read in parts:
         part = check_recording(read())
         stored_range = part.action_range() if stored_range is None else stored_range.joined(part.action_range())
@@ -209,6 +216,8 @@ def open_part_rows(
             rows = assemble(part, "clip", max_episode_steps)
             episode_ends.append(num_rows + rows.episode_ends)
             num_rows += len(rows)
+            own = episode_numbers(part, max_episode_steps)
+            numbers.append(own if part.number is not None else sum(map(len, numbers)) + own)
             if rows.origin is not None:
                 codes.append(rows.origin.code)
         part_ends.append(num_rows)
@@ -217,6 +226,7 @@ def open_part_rows(
     return PartRows(
         **FileRows.facts(source, first, actions),
         episode_ends=np.concatenate(episode_ends),
+        numbers=np.concatenate(numbers),
         parts=parts,
         max_episode_steps=max_episode_steps,
         part_ends=np.array(part_ends),

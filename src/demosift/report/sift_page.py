@@ -219,7 +219,8 @@ def episode_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> s
     )
     head += '<th scope="col">Truth</th>' if has_origin else ""
     rows = "".join(episode_row(one, names, has_origin, place, len(shown)) for place, one in enumerate(shown))
-    path = shlex.quote(printable(str(summary["supplementary"]["path"])))
+    scored = summary.get("dataset") or summary["supplementary"]
+    path = shlex.quote(printable(str(scored["path"])))
     return (
         f'<section id="episodes" {scale_attributes(content)}><h2>Which episodes</h2><p class="said">'
         "Each strip is an episode from its first step "

@@ -40,12 +40,13 @@ SOURCES: tuple[Role, Role] = ("expert", "supplementary")  # in the order of the 
 class Scores:
     """The scores of one source: a weight per row, in the order of `read_dataset`."""
 
-    role: Role
+    role: Role | Literal["dataset"]  # dataset: what both sets are episodes of
     weight: Float[np.ndarray, "rows"]
     episode_ends: Int[np.ndarray, "episodes"]
     order: Int[np.ndarray, "episodes"]  # episodes, best first
     threshold: float
     summary: Mapping[str, Any]
+    settled: Int[np.ndarray, "episodes"] | None = None  # 1 for episodes named as the expert's, -1 for bad ones, else 0
 
 
 def row_schema() -> "pa.Schema":
@@ -124,10 +125,16 @@ def is_score_folder(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
-    """The scores of `data`, which must be one of the two sources that were scored."""
+    """The scores of `data`: one of the two sources that were scored, or the dataset that both are episodes of."""
     folder = Path(folder)
     summary = read_summary(folder)
     role = role_of(data, folder, summary)
+    if role == "dataset":
+        return read_dataset_scores(folder, summary)
+    return read_role(folder, summary, role)
+
+
+def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     rows = read_table(folder / ROWS, ["episode", "weight"], role)
     episodes = read_table(folder / EPISODES, ["episode", "log_weight"], role)
     weight = rows["weight"].to_numpy()
@@ -142,6 +149,41 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
     best[episodes["episode"].to_numpy()] = episodes["log_weight"].to_numpy()
     order = np.argsort(-best, kind="stable")
     return Scores(role, weight, ends, order, float(summary["threshold"]), summary)
+
+
+def read_dataset_scores(folder: Path, summary: Row) -> Scores:
+    """The scores of all episodes in the order of their numbers. Those that are known to be bad weigh nothing."""
+    weights, numbers, settled = [], [], []
+    named = summary.get("expert_by") == "the user"
+    for role in SOURCES:
+        own = read_role(folder, summary, role)
+        table = read_table(folder / EPISODES, ["episode", "number"], role)
+        numbers.append(table["number"].to_numpy()[np.argsort(table["episode"].to_numpy())])
+        weights += np.split(own.weight, own.episode_ends[:-1])
+        settled.append(np.full(len(own.order), int(role == "expert" and named)))
+    log_weight = [float(np.log(own).mean()) for own in weights]
+    bad = summary.get("bad")
+    if isinstance(bad, dict) and bad.get("in_dataset"):
+        try:
+            lengths = [int(length) for length in bad["lengths"]]
+            numbers.append(np.array([int(number) for number in bad["numbers"]], np.int64))
+            if len(lengths) != len(numbers[-1]) or min(lengths) < 1 or sum(lengths) > bad["rows"]:
+                raise ValueError("bad: numbers and lengths differ")
+            weights += [np.zeros(length) for length in lengths]
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unusable(f"{folder / SUMMARY}: not a summary of scores: {one_line(error)}") from error
+        log_weight += [-np.inf] * len(lengths)
+        settled.append(np.full(len(lengths), -1))
+    known = np.concatenate(settled)
+    number = np.concatenate(numbers)
+    if len(np.unique(number)) != len(number):
+        raise Unusable(f"{folder / EPISODES}: number: two episodes have the same")
+    place = np.argsort(number)
+    # Episodes that a person named come first, bad ones last, and the others by their weight.
+    merit = np.lexsort((-np.array(log_weight)[place], -known[place]))
+    ends = np.cumsum([len(weights[index]) for index in place])
+    weight = np.concatenate([weights[index] for index in place])
+    return Scores("dataset", weight, ends, merit, float(summary["threshold"]), summary, known[place])
 
 
 def read_summary(folder: Path) -> Row:
@@ -163,8 +205,11 @@ def read_page(folder: Path) -> tuple[Row, Row]:
     return read_summary(folder), read_json(folder / PAGE)
 
 
-def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role:
+def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role | Literal["dataset"]:
     digest = digest_source(data)
+    whole = summary.get("dataset")
+    if isinstance(whole, dict) and digest == whole.get("digest"):
+        return "dataset"
     for role in reversed(SOURCES):
         if digest == summary[role]["digest"]:
             return role

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool
 
-from demosift.data import read_dataset, write_dataset
-from demosift.data.formats import FORMATS, Format, Source, format_of, split_options
+from demosift.data import read_dataset, without_episodes, write_dataset
+from demosift.data.formats import FORMATS, Format, Source, chosen_episodes, format_of, split_options
 from demosift.data.formats.lerobot.selection import list_frames
 from demosift.data.formats.robomimic import write_filter_key
 from demosift.data.selection import Selection
@@ -62,8 +62,13 @@ def filter_dataset(
     rules = {"threshold": threshold, "top": top, "episodes": episodes}
     if sum(value is not None for value in rules.values()) > 1:
         raise InputError("filter: give only one of threshold, top and episodes")
+    _check_whole(data)
     read = read_scores(data, scores)
     keep, rule = choose(read, threshold, top, episodes)
+    if read.settled is not None and episodes is None:
+        # What a person has decided stands: the expert's episodes are kept whole, bad ones are dropped whole.
+        settled = np.repeat(read.settled, np.diff(read.episode_ends, prepend=0))
+        keep = (keep | (settled > 0)) & (settled >= 0)
     selection = Selection(keep, read.episode_ends)
     if filter_key is not None and weights:
         raise InputError("filter: give a filter key or weights, not both")
@@ -102,6 +107,11 @@ def choose(
     if not keep.any():
         raise InputError(f"filter: threshold: no row weighs {limit:g}; the heaviest weighs {weight.max():g}")
     return keep, f"weight at least {limit:g}"
+
+
+def _check_whole(data: Source) -> None:
+    if chosen_episodes(data) is not None:
+        raise InputError(f"{os.fspath(data)}: names episodes; give filter the whole dataset, {without_episodes(data)}")
 
 
 def _write_kept(data: Source, out: Source, selection: Selection) -> None:

@@ -50,7 +50,7 @@ def page_content(
                 sources[1], len(sources[0].episode_ends), weight[num_expert:], episodes, scale
             ),
         },
-        "map": state_map(*samples, weight, num_expert, scale),
+        "map": state_map(*samples, weight, num_expert, scale, sources),
         "truth": judge_by_truth(sources, weight, num_expert),
     }
 
@@ -88,7 +88,7 @@ def show_episodes(
     truth = majority_origin(source.origin, source.episode_starts) if source.origin else None
     shown = [
         {
-            "episode": int(index),
+            "episode": int(own["number"][index]),
             "rank": int(own["rank"][index]),
             "rows": int(own["rows"][index]),
             "kept": round(float(own["kept"][index]), 4),
@@ -121,7 +121,12 @@ def majority_origin(origin: Origin, starts: Int[np.ndarray, "episodes"]) -> Int[
 
 
 def state_map(
-    expert: Sample, supplementary: Sample, weight: Weights, num_expert: int, scale: dict[str, float]
+    expert: Sample,
+    supplementary: Sample,
+    weight: Weights,
+    num_expert: int,
+    scale: dict[str, float],
+    sources: tuple[RowSource, RowSource],
 ) -> dict[str, Any]:
     """The sampled states along the two directions in which they vary most, in the scale used for distances."""
     per = state_scale(expert.obs, supplementary.obs)
@@ -141,7 +146,9 @@ def state_map(
         "x": np.round(1000 * place[:, 0]).astype(int).tolist(),
         "y": np.round(1000 * place[:, 1]).astype(int).tolist(),
         "level": as_levels(np.log10(weight[rows]), scale),
-        "episode": np.concatenate([part.episode for part in parts]).tolist(),
+        "episode": np.concatenate(
+            [source.numbers[part.episode] for source, part in zip(sources, parts, strict=True)]
+        ).tolist(),
         "step": np.concatenate([part.step for part in parts]).tolist(),
         "variance": min(1.0, float((singular**2).sum() / max((states**2).sum(), 1e-12))),
     }

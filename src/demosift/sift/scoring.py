@@ -12,32 +12,47 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.algorithms import facts
-from demosift.data import RowSource, digest_source, open_pair
+from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, without_episodes
 from demosift.data.actions import ActionMode
-from demosift.data.formats import Source
+from demosift.data.formats import Source, chosen_episodes
 from demosift.data.normaliser import Normaliser
 from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.report.statistics import probability_greater, sample_std
-from demosift.sift.calibration import Coefficients, effective_sample_size, fit_coefficients, log_loss, segment_quantiles
+from demosift.sift.agreement import Agreement, measure_agreement
+from demosift.sift.calibration import (
+    LOG_LIMIT,
+    Coefficients,
+    effective_sample_size,
+    fit_coefficients,
+    log_loss,
+    segment_quantiles,
+)
 from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
 from demosift.sift.training import Report
-from demosift.sift.training_sample import BLOCK, Survey, draw_training_sample, survey
+from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
 from demosift.types import Dataset, InputError
 
 SOURCES = ("expert", "supplementary")  # in the order of the rows
 
 THRESHOLD = 0.5
+BAD_STRENGTH = 2.0  # power of a row's likeness to bad ones by which its weight is divided
+LIKE_BAD = 1.5  # a row that is this much more common among bad ones looks bad
+FEWEST_EPISODES = 5  # that can be compared with each other
+NOBODY = (
+    "nobody has said which episodes are good: those that agree most with the others stand in for an expert. This "
+    "measures agreement, not quality; look at the best and the worst episodes before you believe it"
+)
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FEW_ROWS = 100
 
@@ -53,6 +68,8 @@ class Scored:
     episode_ends: Int[np.ndarray, "episodes"]  # rows of the union; the expert's episodes come first
     num_expert_episodes: int
     summary: Mapping[str, Any]
+    numbers: Int[np.ndarray, "episodes"] | None = None  # of the episodes, in their files; None: counted from 0
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # more about episodes, where no expert was named
     page: Mapping[str, Any] = field(default_factory=dict)  # what `page.json` holds
     seconds: Mapping[str, float] = field(default_factory=dict)  # of each stage; in no file, so that bytes can be equal
 
@@ -101,6 +118,8 @@ class Scored:
             "kept": mean(self.weight >= self.summary["threshold"]),
             "log_weight": mean_log,
             "rank": rank,
+            "number": number if self.numbers is None else self.numbers,
+            **self.columns,
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -121,9 +140,10 @@ class Scored:
 
 
 def score(
-    expert: Source | Dataset,
+    expert: Source | Dataset | None,
     supplementary: Source | Dataset,
     *,
+    bad: Source | Dataset | None = None,
     out: str | os.PathLike[str] | None = None,
     scorer: str | Scorer = DEFAULT,
     members: int = 3,
@@ -135,6 +155,10 @@ def score(
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
 
+    `expert` None: nobody has said which episodes are good. Those of the supplementary set that agree most with the
+    others stand in for an expert (`agreement`). `bad`: data that are known to be bad; rows that look like them weigh
+    less.
+
     `scorer`: a name of `SCORERS`, or a scorer with settings of your own. `members`: how many independent estimates give
     the weight and its spread. `folds`: how many parts the rows are split into. With `out`, the folder is written. Rows
     that weigh at least `threshold` count as kept. `progress`: None shows a bar on a terminal.
@@ -144,7 +168,8 @@ def score(
     # From the start, so that a folder that exists is refused before any work.
     with nullcontext() if out is None else atomic_folder(out) as folder:
         watch = Stopwatch()
-        scored = _score(expert, supplementary, scorer, members, folds, seed, threshold, actions, progress, watch)
+        how = Request(scorer, members, folds, seed, threshold, actions, progress)
+        scored = _score(expert, supplementary, bad, how, watch)
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
@@ -162,73 +187,162 @@ def _check_request(members: int, folds: int, seed: int, threshold: float) -> Non
         raise InputError(f"score: threshold: {threshold} is not a positive number")
 
 
-def _score(
-    expert: Source | Dataset,
-    supplementary: Source | Dataset,
-    scorer: Scorer,
-    members: int,
-    folds: int,
-    seed: int,
-    threshold: float,
-    actions: ActionMode,
-    progress: bool | None,
-    watch: Stopwatch,
-) -> Scored:
-    sources = open_pair(expert, supplementary, actions)
+class Request(NamedTuple):
+    """How to score."""
+
+    scorer: Scorer
+    members: int
+    folds: int
+    seed: int
+    threshold: float
+    actions: ActionMode
+    progress: bool | None
+
+
+class Union(NamedTuple):
+    """Two sources and the weights of their rows: how much more common a row is in the first than in both."""
+
+    sources: tuple[RowSource, RowSource]
+    surveys: list[Survey]
+    copies: Copies
+    plan: Plan
+    sample: TrainingSample
+    about: Mapping[str, float]
+    coefficients: list[Coefficients]
+    context: Coefficients
+    alone: Float[np.ndarray, "rows"]  # by the row itself
+    weight: Float[np.ndarray, "rows"]  # in its context
+    spread: Float[np.ndarray, "rows"]
+
+    @property
+    def num_expert(self) -> int:
+        return self.sources[0].num_rows
+
+    @property
+    def ends(self) -> Int[np.ndarray, "episodes"]:
+        return np.concatenate([self.sources[0].episode_ends, self.num_expert + self.sources[1].episode_ends])
+
+    @property
+    def useless(self) -> bool:
+        return all(own.useless for own in self.coefficients)
+
+
+def weigh_union(sources: tuple[RowSource, RowSource], how: Request, watch: Stopwatch, against: str = "") -> Union:
+    """`against` says on the progress bar what the rows are compared with, where that is not the expert."""
     num_expert = sources[0].num_rows
     if num_expert < 2:
         raise InputError(
             f"{sources[0].source}: has one row; rows are scored by models trained on other rows, so give more"
         )
-    folds = min(folds, num_expert)
+    folds = min(how.folds, num_expert)
     total = num_expert + sources[1].num_rows
-    with Progress(progress) as display:
-        reading = display.line("reading", total)
+    with Progress(how.progress) as display:
+        reading = display.line(f"reading{against}", total)
         surveys = [survey(source, reading.advance) for source in sources]
         watch.lap("survey")
         copies = find_copies(np.concatenate([each.hashes for each in surveys]), num_expert)
-        plan = make_plan(*sources, copies, folds, members, seed)
+        plan = make_plan(*sources, copies, folds, how.members, how.seed)
         normaliser = surveys[1].normaliser()
-        sample = draw_training_sample(*sources, normaliser, plan, seed)
+        sample = draw_training_sample(*sources, normaliser, plan, how.seed)
         watch.lap("plan")
-        fitted = scorer.fit(sample, seed, display.line(f"training {scorer.name}", scorer.work).advance)
+        training = display.line(f"training {how.scorer.name}{against}", how.scorer.work)
+        fitted = how.scorer.fit(sample, how.seed, training.advance)
         coefficients = [fit_coefficients(each, sample.num_expert) for each in held_out_features(fitted, sample)]
         watch.lap("train")
-        scoring = display.line("scoring", total)
+        scoring = display.line(f"scoring{against}", total)
         alone, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, scoring.advance)
         watch.lap("weigh")
     ends = np.concatenate([sources[0].episode_ends, num_expert + sources[1].episode_ends])
     weight, context = weigh_in_context(alone, ends, num_expert)
     spread *= weight / alone
-    quality = held_out_quality(alone, plan, num_expert)
-    useless = all(own.useless for own in coefficients)
-    diagnosis, samples = diagnose(sources, weight, copies, useless, seed)
+    return Union(sources, surveys, copies, plan, sample, fitted.about, coefficients, context, alone, weight, spread)
+
+
+def _score(
+    expert: Source | Dataset | None,
+    supplementary: Source | Dataset,
+    bad: Source | Dataset | None,
+    how: Request,
+    watch: Stopwatch,
+) -> Scored:
+    agreement = None
+    if expert is None:
+        whole = open_rows(supplementary, how.actions)
+        expert, supplementary, agreement = stand_in(whole, supplementary, how.seed)
+        watch.lap("agreement")
+    found = weigh_union(open_pair(expert, supplementary, how.actions), how, watch)
+    sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
+    warnings = find_warnings(found)
+    known_bad = None
+    if bad is not None:
+        likeness = weigh_union(open_pair(bad, supplementary, how.actions), how, watch, " bad")
+        pile = likeness.weight[likeness.num_expert :]
+        # No row gains by being unlike the bad ones: that a row is not bad does not make it good.
+        factor = np.ones(len(weight))
+        factor[num_expert:] = 1.0 if likeness.useless else np.maximum(pile, 1.0) ** -BAD_STRENGTH
+        weight, spread = np.maximum(weight * factor, np.exp(-LOG_LIMIT)), spread * factor
+        known_bad = describe_bad(bad, likeness, supplementary)
+        if likeness.useless:
+            warnings.append("rows that are known to be bad cannot be told from the pile's: they changed no weight")
+    quality = held_out_quality(found.alone, found.plan, num_expert)
+    diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed)
+    if agreement is not None:
+        warnings.insert(0, NOBODY)
     summary = {
-        "expert": describe_source(expert, sources[0], surveys[0]),
-        "supplementary": describe_source(supplementary, sources[1], surveys[1]),
-        "scorer": {"name": scorer.name, **dataclasses.asdict(scorer), **fitted.about},  # type: ignore[call-overload]
-        "members": members,
-        "folds": folds,
-        "seed": seed,
-        "threshold": threshold,
-        "actions": actions,
-        "pool_rows": {"expert": sample.num_expert, "supplementary": len(sample.obs) - sample.num_expert},
-        "coefficients": [in_figures(own) for own in coefficients],
-        "context": in_figures(context),
+        "expert": describe_source(expert, sources[0], found.surveys[0]),
+        "supplementary": describe_source(supplementary, sources[1], found.surveys[1]),
+        "dataset": describe_dataset(expert, supplementary),
+        "bad": known_bad,
+        "expert_by": "the user" if agreement is None else "agreement",
+        "scorer": {"name": how.scorer.name, **dataclasses.asdict(how.scorer), **found.about},  # type: ignore[call-overload]
+        "members": how.members,
+        "folds": found.plan.num_folds,
+        "seed": how.seed,
+        "threshold": how.threshold,
+        "actions": how.actions,
+        "pool_rows": {
+            "expert": found.sample.num_expert,
+            "supplementary": len(found.sample.obs) - found.sample.num_expert,
+        },
+        "coefficients": [in_figures(own) for own in found.coefficients],
+        "context": in_figures(found.context),
         "held_out": quality,
         "effective_sample_size": {
             "expert": effective_sample_size(weight[:num_expert]),
             "supplementary": effective_sample_size(weight[num_expert:]),
         },
-        "kept": float(np.mean(weight[num_expert:] >= threshold)),
-        "warnings": find_warnings(sources, surveys, copies, useless, quality["auc"]),
+        "kept": float(np.mean(weight[num_expert:] >= how.threshold)),
+        "warnings": warnings,
         "diagnosis": diagnosis,
         "versions": provenance()["versions"],
     }
-    scored = Scored(weight, spread, plan.fold, num_expert, ends, len(sources[0].episode_ends), summary)
-    page = page_content(sources, weight, scored.episodes(), samples, threshold)
+    numbers = np.concatenate([source.numbers for source in sources])
+    columns = {}
+    if agreement is not None:
+        first = agreement.stand_ins()
+        order = np.concatenate([first, np.setdiff1d(np.arange(len(agreement.rank)), first)])
+        columns = {name: values[order] for name, values in agreement.columns.items()}
+        if isinstance(supplementary, Dataset):
+            numbers = order
+    fold, num_episodes = found.plan.fold, len(sources[0].episode_ends)
+    scored = Scored(weight, spread, fold, num_expert, found.ends, num_episodes, summary, numbers, columns)
+    page = page_content(sources, weight, scored.episodes(), samples, how.threshold)
     watch.lap("judge")
     return dataclasses.replace(scored, page=page)
+
+
+def stand_in(
+    whole: RowSource, source: Source | Dataset, seed: int
+) -> tuple[Source | Dataset, Source | Dataset, Agreement]:
+    """The episodes that agree most, as the expert; the others; and how well each agrees."""
+    if len(whole.episode_ends) < FEWEST_EPISODES:
+        raise InputError(
+            f"{whole.source}: has {len(whole.episode_ends)} episodes; without an expert, episodes are compared with "
+            f"each other, which takes at least {FEWEST_EPISODES}"
+        )
+    agreement = measure_agreement(whole, seed)
+    expert, others = split_episodes(source, whole.numbers[agreement.stand_ins()].tolist())
+    return expert, others, agreement
 
 
 def weigh_rows(
@@ -279,15 +393,9 @@ def held_out_quality(weight: Float[np.ndarray, "rows"], plan: Plan, num_expert: 
     }
 
 
-def find_warnings(
-    sources: tuple[RowSource, RowSource],
-    surveys: list[Survey],
-    copies: Copies,
-    useless: bool,
-    auc: float,
-) -> list[str]:
+def find_warnings(union: Union) -> list[str]:
     """What a reader should know before trusting the weights."""
-    found = []
+    sources, surveys, copies, found = union.sources, union.surveys, union.copies, []
     inside = copies.shared[copies.num_expert :]
     if inside.all():
         found.append("every row of the supplementary set is also in the expert set: the weights tell nothing")
@@ -299,7 +407,8 @@ def find_warnings(
             found.append(f"{repeated} of {len(source.episode_ends)} episodes of the {name} set repeat earlier ones")
     if copies.num_expert < FEW_ROWS:
         found.append(f"the expert set has only {copies.num_expert} rows: the weights are rough guesses")
-    if useless:
+    auc = probability_greater(union.alone[: union.num_expert], union.alone)
+    if union.useless:
         found.append("held-out expert rows cannot be told from the union's: every weight is about 1")
     elif auc < 0.55 and not inside.all():
         found.append(f"held-out AUC of expert rows against the union is {auc:.2f}: the weights tell little")
@@ -316,4 +425,28 @@ def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -
         "obs_dim": source.obs_dim,
         "action_dim": source.action_dim,
         "discrete": source.discrete,
+    }
+
+
+def describe_dataset(expert: Source | Dataset, supplementary: Source | Dataset) -> dict[str, Any] | None:
+    """The dataset that both sets are episodes of, if they are."""
+    if isinstance(expert, Dataset) or isinstance(supplementary, Dataset):
+        return None
+    places = {without_episodes(source) for source in (expert, supplementary) if chosen_episodes(source) is not None}
+    if len(places) != 1 or without_episodes(expert) != without_episodes(supplementary):
+        return None
+    (place,) = places
+    return {"path": place, "digest": digest_source(place)}
+
+
+def describe_bad(bad: Source | Dataset, likeness: Union, supplementary: Source | Dataset) -> dict[str, Any]:
+    source, num_bad = likeness.sources[0], likeness.num_expert
+    known, pile = likeness.alone[:num_bad], likeness.weight[num_bad:]
+    return {
+        **describe_source(bad, source, likeness.surveys[0]),
+        "in_dataset": describe_dataset(bad, supplementary) is not None,
+        "numbers": source.numbers.tolist(),
+        "lengths": np.diff(source.episode_ends, prepend=0).tolist(),
+        "auc": probability_greater(known, likeness.alone),
+        "like_bad": float(np.mean(pile > LIKE_BAD)),
     }

@@ -3,12 +3,13 @@
 A format is one module, or a folder, and one entry in `FORMATS`. It gives the parts of a source (`Recording`s, each of
 whole episodes), writes a `Dataset` and copies the kept part of a source. `sidecar` is for facts it has no place for.
 A source is recognised by its prefix or by what it holds, never by trying to read it all. Options follow a path after
-`::`, as in `demo.hdf5::obs=object,robot0_eef_pos::filter=train`.
+`::`, as in `demo.hdf5::obs=object,robot0_eef_pos::filter=train`. Every format has `episodes` and `without`, the numbers
+of the episodes to read or to leave out; what is chosen is read by `demosift.data`, not by the format.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from demosift.data.formats import minari, npz, robomimic
 from demosift.data.formats.hdf5.file import SUFFIXES, record_hdf5, write_hdf5
+from demosift.data.formats.hdf5.rows import hdf5_facts
 from demosift.data.formats.hdf5.selection import keep_hdf5
 from demosift.data.formats.lerobot import is_lerobot
 from demosift.data.recording import Recording
@@ -33,6 +35,7 @@ class Format:
     write: Callable[[Dataset, str], None]
     files: Callable[[str], Sequence[Path]]  # what the data consist of
     keep: Callable[..., None]  # place, target, `Selection`, options: the kept part and all that belongs to it
+    facts: Callable[[str, str], Mapping[int, Any]] | None = None  # of episodes, by number: a place and a fact's name
     options: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()  # of the files it writes, where a target needs no prefix
 
@@ -65,6 +68,7 @@ FORMATS = (
         _lerobot("writing", "write_lerobot"),
         _lerobot("reading", "lerobot_files"),
         _lerobot("selection", "keep_lerobot"),
+        _lerobot("reading", "lerobot_facts"),
         options=("obs",),
     ),
     Format("npz", npz.is_npz, npz.npz_parts, npz.write_npz, npz.npz_files, npz.keep_npz),
@@ -75,6 +79,7 @@ FORMATS = (
         robomimic.write_robomimic,
         lambda place: [robomimic.locate(place)],
         robomimic.keep_robomimic,
+        robomimic.robomimic_facts,
         options=("obs", "filter"),
     ),
     # Last, and for every file: it is the one that can say what a file without data is.
@@ -85,13 +90,30 @@ FORMATS = (
         write_hdf5,
         lambda place: [Path(place)],
         keep_hdf5,
+        hdf5_facts,
         suffixes=SUFFIXES,
     ),
 )
 
 
+EPISODES, WITHOUT = "episodes", "without"
+
+
 def split_options(source: Source) -> tuple[str, dict[str, str]]:
-    """The place a source names, and its options."""
+    """The place a source names, and the options for its format."""
+    place, options = _split(source)
+    return place, {name: value for name, value in options.items() if name not in (EPISODES, WITHOUT)}
+
+
+def chosen_episodes(source: Source) -> tuple[str, bool] | None:
+    """The numbers of episodes that a source names, and whether they are left out instead of read."""
+    _, options = _split(source)
+    if options.keys() >= {EPISODES, WITHOUT}:
+        raise InputError(f"{os.fspath(source)}: give either {EPISODES} or {WITHOUT}")
+    return next(((options[name], name == WITHOUT) for name in (EPISODES, WITHOUT) if name in options), None)
+
+
+def _split(source: Source) -> tuple[str, dict[str, str]]:
     text = os.fspath(source)
     place, *rest = text.split("::")
     options = {}
@@ -126,7 +148,7 @@ def parts_of(source: Source) -> Sequence[Part]:
 
 def digest_source(source: Source) -> str:
     """A fingerprint of the bytes of a source's files, in order, and of its options. Files may be renamed."""
-    place, options = split_options(source)
+    place, options = _split(source)
     sha = hashlib.sha256(str(sorted(options.items())).encode())
     for path in format_of(source).files(place):
         try:

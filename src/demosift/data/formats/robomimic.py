@@ -76,7 +76,7 @@ def list_demos(file: h5py.File) -> list[str]:
         raise InputError(f"{file.filename}: data: the file has no such group")
     names = [str(name) for name in data]
     for name in names:
-        if not re.fullmatch(r"demo_\d+", name):
+        if not re.fullmatch(r"demo_[0-9]{1,18}", name):
             raise InputError(f"{file.filename}: data/{name}: not a demonstration, which is called demo_0, demo_1, ...")
         enter_hdf5(data, name)
     return sorted(names, key=lambda name: int(name[5:]))
@@ -174,7 +174,20 @@ def _record_demo(
         rewards=rewards,
         next_observations=following,
         timeouts=last,
+        number=np.full(steps, int(demo[5:])),
     )
+
+
+def robomimic_facts(place: str, name: str) -> dict[int, Any]:
+    """Whether each demonstration is in `mask/NAME`; else its attribute of that name."""
+    with open_hdf5(locate(place)) as file:
+        demos = list_demos(file)
+        mask = file.get("mask")
+        if isinstance(mask, h5py.Group) and name in mask:
+            chosen = set(read_filter_key(file, name))
+            return {int(demo[5:]): demo in chosen for demo in demos}
+        stored = {int(demo[5:]): dict(file[f"data/{demo}"].attrs) for demo in demos}
+    return {number: attributes[name] for number, attributes in stored.items() if name in attributes}
 
 
 def _join(source: str, group: str, keys: list[str], steps: int, read: Any) -> tuple[np.ndarray, dict[str, int]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -126,7 +127,20 @@ def open_hdf5_rows(
     if "next_observations" not in found:
         followed, timeout = drop_unfollowed(source, terminal, end & ~terminal)
         dropped, end = np.flatnonzero(~followed), (terminal | timeout)[followed]
-    return HDF5Rows(**FileRows.facts(source, header, actions), dropped=dropped, episode_ends=np.flatnonzero(end) + 1)
+    ends = np.flatnonzero(end) + 1
+    facts = FileRows.facts(source, header, actions)
+    return HDF5Rows(**facts, dropped=dropped, episode_ends=ends, numbers=np.arange(len(ends)))
+
+
+def hdf5_facts(place: str, name: str) -> dict[int, Any]:
+    """The value of `infos/NAME`, or of the array NAME, at each episode's last row."""
+    rows = open_hdf5_rows(place)
+    with open_hdf5(rows.path) as file:
+        found = find_hdf5(file, f"infos/{name}") or find_hdf5(file, name)
+        if found is None or found.shape != (rows.stored_rows,):
+            return {}
+        last = rows.stored(rows.episode_ends - 1)
+        return dict(enumerate(read_rows(found)[last].tolist()))
 
 
 def _read_flags(source: str, key: str, dataset: h5py.Dataset) -> Bool[np.ndarray, "rows"]:

@@ -78,6 +78,21 @@ def lerobot_parts(place: str, obs: str | None = None) -> Sequence[partial[Record
     return [partial(_record_shard, info, shard, keys, skipped, sidecar) for shard in list_shards(info)]
 
 
+def lerobot_facts(place: str, name: str) -> dict[int, Any]:
+    """The value of a column at each episode's last frame."""
+    info = read_info(place)
+    found: dict[int, Any] = {}
+    for shard in list_shards(info):
+        if name not in pq.read_schema(shard.path).names:
+            continue
+        table = read_table(shard.path, ["episode_index", "frame_index", name])
+        order, last = order_frames(table, shard)
+        ends = order[last]
+        episode = as_numbers(shard.path, "episode_index", table["episode_index"], 1)[ends]
+        found |= dict(zip(episode.tolist(), table[name].take(pa.array(ends)).to_pylist(), strict=True))
+    return found
+
+
 def read_info(place: str) -> Info:
     root = locate(place)
     path = root / "meta" / "info.json"
@@ -262,4 +277,5 @@ def _record_shard(info: Info, shard: Shard, keys: list[str], skipped: list[str],
         rewards=rows(REWARD),
         next_observations=join(following),
         timeouts=last,
+        number=column("episode_index")[order],
     )

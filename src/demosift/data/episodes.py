@@ -1,0 +1,158 @@
+"""Some episodes of a source: `pile.hdf5::episodes=0,3,7-12`, and all the others: `pile.hdf5::without=0,3,7-12`.
+
+Episodes have the numbers that their file gives them: LeRobot's `episode_index`, robomimic's `demo_N`; elsewhere they
+are counted from 0 in the order in which they are read.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from demosift.data.rows import BLOCK, FileRows, Rows
+from demosift.types import Bounds, Dataset, InputError, Origin
+
+Numbers = Int[np.ndarray, "episodes"]
+
+
+class Episodes(NamedTuple):
+    """First and last numbers of stretches of episodes, or, `without` them, all the other episodes."""
+
+    stretches: tuple[tuple[int, int], ...]
+    without: bool = False
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Self:
+        return cls.parse(",".join(str(int(number)) for number in numbers))
+
+    @classmethod
+    def parse(cls, text: str, without: bool = False) -> Self:
+        found = []
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?\s*", part, re.ASCII)
+            if match is None:
+                raise InputError(f"episodes: {part.strip()[:40]!r} is neither a number nor a range, as in 0,3,7-12")
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise InputError(f"episodes: {part.strip()}: the range ends before it begins")
+            found.append((first, last))
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(found):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            else:
+                joined.append((first, last))
+        return cls(tuple(joined), without)
+
+    def __str__(self) -> str:
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.stretches)
+
+    @property
+    def others(self) -> Self:
+        return self._replace(without=not self.without)
+
+    def joined(self, other: "Episodes") -> Self:
+        """These stretches and the other's."""
+        return self._replace(stretches=self.parse(f"{self},{other}").stretches)
+
+    def overlap(self, other: "Episodes") -> int | None:
+        """The first number that both have."""
+        pairs = ((max(a, c), min(b, d)) for a, b in self.stretches for c, d in other.stretches)
+        return min((first for first, last in pairs if first <= last), default=None)
+
+    def less(self, other: "Episodes") -> Self:
+        """These stretches without the other's numbers."""
+        left = list(self.stretches)
+        for first, last in other.stretches:
+            cut = [((a, min(b, first - 1)), (max(a, last + 1), b)) for a, b in left]
+            left = [(a, b) for pair in cut for a, b in pair if a <= b]
+        return self._replace(stretches=tuple(left))
+
+    def choose(self, source: str, numbers: Numbers) -> Bool[np.ndarray, "episodes"]:
+        """Which of a source's episodes these are. Each number must exist, and at least one episode be chosen."""
+        named = np.zeros(len(numbers), bool)
+        for first, last in self.stretches:
+            inside = (first <= numbers) & (numbers <= last)
+            if len(np.unique(numbers[inside])) != last - first + 1:
+                there = set(numbers[inside].tolist())
+                missing = next(number for number in range(first, last + 1) if number not in there)
+                raise InputError(
+                    f"{source}: episode {missing} does not exist, or has no row whose successor is known; there are "
+                    f"{len(numbers):,} episodes, {numbers.min()} to {numbers.max()}"
+                )
+            named |= inside
+        chosen = ~named if self.without else named
+        if not chosen.any():
+            raise InputError(f"{source}: all {len(numbers):,} episodes are named, so that none is left")
+        return chosen
+
+
+def choose_episodes(dataset: Dataset, numbers: Numbers, episodes: Episodes) -> Dataset:
+    chosen = episodes.choose(dataset.source, numbers)
+    return dataset.take(np.flatnonzero(np.repeat(chosen, np.diff(dataset.episode_ends, prepend=0))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRows(FileRows):
+    """The rows of some episodes of a file, in its order and its units."""
+
+    whole: FileRows
+    chosen: Bool[np.ndarray, "episodes"]  # of the file's
+
+    @cached_property
+    def rows(self) -> Int[np.ndarray, "rows"]:
+        """Which rows of the file these are."""
+        return np.flatnonzero(np.repeat(self.chosen, np.diff(self.whole.episode_ends, prepend=0)))
+
+    @property
+    def origin(self) -> Origin | None:
+        origin = self.whole.origin
+        return None if origin is None else Origin(origin.code[self.rows], origin.names)
+
+    def action_range(self) -> Bounds:
+        return self.whole.action_range()
+
+    def with_actions(self, bounds: Bounds | None, num_actions: int | None) -> Self:
+        return replace(super().with_actions(bounds, num_actions), whole=self.whole.with_actions(bounds, num_actions))
+
+    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
+        kept = np.repeat(self.chosen, np.diff(self.whole.episode_ends, prepend=0))
+        position = 0
+        for obs, action in self.whole.blocks(rows):
+            own = kept[position : position + len(obs)]
+            position += len(obs)
+            if own.any():
+                yield obs[own], action[own]
+
+    def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
+        return self.whole.take(self.rows[indices])
+
+
+def open_episodes(whole: FileRows, episodes: Episodes) -> EpisodeRows:
+    chosen = episodes.choose(whole.source, whole.numbers)
+    known = {one.name: getattr(whole, one.name) for one in fields(FileRows)}
+    ends = np.cumsum(np.diff(whole.episode_ends, prepend=0)[chosen])
+    known |= {"episode_ends": ends, "numbers": whole.numbers[chosen]}
+    return EpisodeRows(**known, whole=whole, chosen=chosen)
+
+
+def parse_condition(text: str) -> tuple[str, str, str]:
+    """`success=1` as a name, how to compare, and a value."""
+    match = re.fullmatch(r"\s*([^<>=\s]+)\s*(>=|<=|=|>|<)\s*(\S.*?)\s*", text)
+    if match is None:
+        raise InputError(f"{text[:60]!r}: expected NAME=VALUE, or another of >=, <=, > and <")
+    return match[1], match[2], match[3]
+
+
+def holds(value: object, how: str, wanted: str) -> bool:
+    """Whether a fact from a file compares with what the user wants: as numbers where both are, else as text."""
+    try:
+        own, other = float(value), float(wanted)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        return how == "=" and text.lower() == wanted.lower()
+    return {"=": own == other, ">=": own >= other, "<=": own <= other, ">": own > other, "<": own < other}[how]
