@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,13 @@ def test_the_api_page_lists_what_there_is():
     assert names == set(dir(ds)), "docs/api.md has a row for each public name"
 
 
-@pytest.mark.parametrize("name", rows_of_the_page().keys() - {"REGISTRY", "__version__"})
+def test_types_are_told_and_the_version_costs_nothing_until_it_is_asked_for():
+    assert resources.files("demosift").joinpath("py.typed").is_file()
+    code = "import sys, demosift; before = 'importlib.metadata' in sys.modules; demosift.__version__; sys.exit(before)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(rows_of_the_page().keys() - {"REGISTRY", "__version__"}))
 def test_the_api_page_says_what_docstrings_say(name: str):
     found: Any = ds
     for part in name.split("."):
