@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # By file, since its tests share compiled programs; in the order of tests/conftest.py, which starts the longest first.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all docs bench clean
+.PHONY: demo test test-all docs bench dist versions clean
 
 demo: $(VENV)/.ready
 	@rm -rf demo
@@ -28,6 +28,16 @@ docs: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/demosift bench
+
+# The wheel and the source archive.
+dist: $(VENV)/.ready
+	@rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# Environments with other versions of Python and of the dependencies, which it installs, and the quick tests in each.
+PYTHONS ?= python3.11 python3.12 python3.13
+versions: $(VENV)/.ready
+	$(BIN)/python benchmarks/versions.py $(PYTHONS)
 
 # What is tested with is pinned in constraints.txt; pyproject.toml has the ranges that should work.
 $(VENV)/.ready: pyproject.toml constraints.txt

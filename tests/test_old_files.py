@@ -256,6 +256,7 @@ def test_a_killed_collection_goes_on(old: Path):
 # The committed results
 
 
+@pytest.mark.skipif(not PAPER.is_dir(), reason="a source archive comes without the results")
 @pytest.mark.long
 def test_the_papers_report_is_made_again_byte_for_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The figures, too, where the pinned Matplotlib draws them."""

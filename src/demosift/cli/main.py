@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from demosift.cli.config import read_request
 from demosift.cli.parsers import subcommands
 from demosift.errors import InputError
 
@@ -131,6 +130,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The options: what the command line says, then what a configuration file says, then the defaults."""
     if arguments[:1] != ["train"]:
         return make_parser(arguments).parse_args(arguments)
+    from demosift.cli.config import read_request
+
     request = read_request(arguments[1:])
     arguments = with_algorithm(arguments, request.algorithm or DEFAULT_ALGORITHM)
     parser = make_parser(arguments)
