@@ -10,13 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 # Unoptimised and unfused programs compile three times as fast. Set before JAX starts; subprocesses inherit it.
-QUICK_COMPILES = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true"
-)
+QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):  # later ones do not know the flag, and end the process that has it
+    QUICK_COMPILES += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILES}".strip()
 # Compiled programs are kept in the virtual environment for subprocesses, the other worker and the next run. JAX finds
 # them by the program, the flags and its own version. It does not write a file whole or not at all: a file cut short is
