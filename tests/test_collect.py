@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from conftest import Killed, tree
 
 from demosift.cli.verbs import target_entropies
 from demosift.data import read_dataset
@@ -26,7 +28,7 @@ from demosift.sac.collect import Collected, collect
 from demosift.sac.replay import replay_dataset
 from demosift.sac.training import MAX_TRAINING_SEED, Training, measure_speed
 from demosift.simulation.environments import resolve
-from demosift.simulation.simulate import rollout
+from demosift.simulation.simulate import Simulators, rollout
 from demosift.types import Dataset, InputError
 
 TINY = SAC(hidden=(16, 16), batch_size=16)
@@ -244,7 +246,7 @@ def newest(folder: Path) -> int:
 
 @pytest.mark.long
 def test_killed_run_resumes(tmp_path):
-    """kill -9 in the middle: what was checkpointed is kept, the cut is an episode's end, and the run can grow."""
+    """kill -9 in the middle: what was checkpointed is kept, no episode is cut, and the run can grow."""
     out = tmp_path / "run"
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_collect; "
     victim = subprocess.Popen([sys.executable, "-c", f"{code}test_collect.resumed({str(out)!r}, 1_000_000)"])
@@ -272,12 +274,73 @@ def test_killed_run_resumes(tmp_path):
         found = checkpoints.read()
         assert found is not None
         rows = np.concatenate([*checkpoints.rows()])
-    assert found.note["cuts"] == [done]
+    assert found.note["cuts"] == []
     assert np.array_equal(rows[:done], before), "the run did not start from zero"
-    again = replay_dataset(rows[:, :, 0], Layout(3, 1), Layout(3, 1), cuts=[done])
+    again = replay_dataset(rows[:, :, 0], Layout(3, 1), Layout(3, 1))
     assert np.array_equal(again.timeout, data.timeout)
     evaluated = [json.loads(line)["step"] for line in (out / "curve.jsonl").read_text().splitlines()]
     assert evaluated == sorted({*range(400, steps, 400), steps}), "no evaluation is lost or made twice"
+
+
+@pytest.fixture
+def kill_in_round(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Rounds in which training ends as by a kill, the next one first."""
+    rounds: list[int] = []
+    play = Training.play_round
+
+    def play_or_die(self: Training) -> None:
+        if rounds and self.num_rounds == rounds[0]:
+            raise Killed(rounds.pop(0))
+        play(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "play_round", play_or_die)
+        yield rounds
+
+
+def collect_two(out: Path, **changes: Any) -> Collected:
+    """Two environments of different sizes: episodes of Hopper end all the time, Pendulum's by the limit of time."""
+    schedule = dataclasses.replace(FEW, checkpoint_seconds=1e-9)
+    kept: dict[str, Any] = {"keep_checkpoint": True, "num_workers": 1, "progress": False, **changes}
+    return collect(["hopper", "Pendulum-v1"], out, steps=880, num_envs=4, sac=TINY, schedule=schedule, **kept)
+
+
+def results_of(out: Path) -> dict[str, bytes]:
+    """What an unbroken run must have the same bytes of; the configuration holds a clock."""
+    return {name: content for name, content in tree(out).items() if "checkpoint" not in name and "config" not in name}
+
+
+@pytest.mark.long
+def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, kill_in_round: list[int]):
+    collect_two(tmp_path / "whole")
+    kill_in_round += [10, 55, 203]  # while actions are random; while it learns; amid Pendulum's second episodes
+    for _ in list(kill_in_round):
+        with pytest.raises(Killed):
+            collect_two(tmp_path / "broken", resume=True)
+        assert newest(tmp_path / "broken/checkpoint") > 5
+    collect_two(tmp_path / "broken", resume=True)
+    assert {"hopper/expert.safetensors", "hopper/replay.hdf5", "Pendulum-v1/curve.jsonl"} <= {
+        *results_of(tmp_path / "whole")
+    }
+    assert results_of(tmp_path / "broken") == results_of(tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_where_no_state_is_told_episodes_are_cut(
+    tmp_path: Path, kill_in_round: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """As with environments of other simulators, and with checkpoints of earlier releases."""
+    monkeypatch.setattr(Simulators, "capture", lambda self: None)
+    kill_in_round.append(55)
+    with pytest.raises(Killed):
+        collect_two(tmp_path, resume=True)
+    cut = newest(tmp_path / "checkpoint")
+    assert collect_two(tmp_path, resume=True).finished
+    with ReplayCheckpoints(tmp_path / "checkpoint") as checkpoints:
+        found = checkpoints.read()
+    assert found is not None
+    assert found.note["cuts"] == [cut]
+    assert_episodes_are_whole(read_dataset(tmp_path / "Pendulum-v1/replay.hdf5"), 200)
 
 
 def write_checkpoints(folder: Path) -> None:

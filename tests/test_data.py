@@ -11,10 +11,12 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from conftest import tree
 
 from demosift.data import load, read_dataset, write_dataset, write_hdf5
 from demosift.data.actions import TOLERANCE
@@ -567,7 +569,7 @@ def test_atomic_write_replaces_only_on_success(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "a.txt"
     with atomic_write(path) as temporary:
         temporary.write_text("one")
-        assert temporary.parent == path.parent
+        assert temporary.name == path.name
         assert not path.exists()
     assert path.read_text() == "one"
     for error in (ValueError, KeyboardInterrupt, SystemExit):
@@ -601,12 +603,38 @@ def test_atomic_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="run: the folder is not empty"), atomic_folder(path):
         pytest.fail("ran")
     with pytest.raises(KeyboardInterrupt):
-        fail_half_way(atomic_folder(path, replace=True), KeyboardInterrupt)
-    assert (path / "sub" / "a").exists()
-    with atomic_folder(path, replace=True) as temporary:
-        (temporary / "b").write_text("two")
-    assert [p.name for p in path.iterdir()] == ["b"]
+        fail_half_way(atomic_folder(tmp_path / "other"), KeyboardInterrupt)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("atomic", [atomic_write, atomic_folder])
+def test_the_second_of_two_writers_is_refused(tmp_path: Path, atomic: Any) -> None:
+    with atomic(tmp_path / "a") as temporary:
+        (temporary / "b" if temporary.is_dir() else temporary).write_text("first")
+        with pytest.raises(InputError, match="a: another process is writing there"), atomic(tmp_path / "a"):
+            pytest.fail("ran")
+    assert list(tree(tmp_path).values()) == [b"first"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_a_folder_that_appeared_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a: something else was written there"), atomic_folder(tmp_path / "a"):
+        write_json(tmp_path / "a" / "b", "mine")
+    assert tree(tmp_path) == {"a/b": b'"mine"\n'}
+
+
+@pytest.mark.parametrize("atomic", [atomic_write, atomic_folder])
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path, atomic: Any) -> None:
+    code = (
+        f"import os, sys\nfrom demosift.files import {atomic.__name__}\n"
+        f"with {atomic.__name__}(sys.argv[1]) as temporary:\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], check=False)
+    assert [path.name for path in tmp_path.iterdir()] == [".a.partial"]
+    with atomic(tmp_path / "a") as temporary:
+        (temporary / "b" if temporary.is_dir() else temporary).write_text("whole")
+    assert list(tree(tmp_path).values()) == [b"whole"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 
 
 def test_atomic_refuses_the_wrong_kind_of_place(tmp_path: Path) -> None:

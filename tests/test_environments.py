@@ -1,10 +1,12 @@
 """Names, refusals, action scaling and normalised scores."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from demosift.data.actions import stored_actions
-from demosift.simulation import environments
+from demosift.simulation import environments, state
 from demosift.types import Dataset, EnvironmentSpec, InputError, Transitions
 
 
@@ -142,3 +144,57 @@ def test_committed_references_say_how_they_were_measured():
             assert result["episodes"] == 100
             assert result["standard_error"] > 0
             assert "demosift.tasks.reference" in result["command"]
+
+
+@pytest.mark.parametrize("name", [*environments.SHORT_NAMES, "Pendulum-v1", "CartPole-v1"])
+def test_an_environment_goes_on_from_its_state(name: str):
+    """Another of its kind, elsewhere in its own episode, becomes the same to the last bit: also after later resets."""
+    spec = environments.resolve(name)
+    first, second = environments.make(spec), environments.make(spec)
+    first.reset(seed=1)
+    second.reset(seed=2)
+    first.action_space.seed(0)
+
+    def step(*envs: Any) -> list[tuple[Any, ...]]:
+        action = first.action_space.sample()
+        answers = []
+        for env in envs:
+            obs, *rest, _ = env.step(action)
+            again = env.reset()[0] if rest[1] or rest[2] else obs
+            answers.append((obs.tobytes(), *rest, again.tobytes()))
+        return answers
+
+    for _ in range(17):
+        step(first)
+    one, other = step(first, second)
+    assert one != other
+    told = state.capture(first)
+    assert told is not None
+    state.restore(second, told)
+    for _ in range(300):
+        one, other = step(first, second)
+        assert one == other
+
+
+def test_a_state_without_the_warm_start_would_not_do():
+    """MuJoCo's solver starts from the last solution."""
+    spec = environments.resolve("hopper")
+    first, second = environments.make(spec), environments.make(spec)
+    for env in (first, second):
+        env.reset(seed=1)
+    action = np.full(3, 0.5, np.float32)
+    for _ in range(20):
+        first.step(action)
+    told = state.capture(first)
+    assert told is not None
+    state.restore(second, told)
+    second.unwrapped.data.qacc_warmstart[:] = 0  # type: ignore[attr-defined]
+    assert any(first.step(action)[0].tobytes() != second.step(action)[0].tobytes() for _ in range(50))
+
+
+def test_an_environment_that_holds_other_things_has_no_state_to_tell():
+    env = environments.make(environments.resolve("Pendulum-v1"))
+    env.reset(seed=0)
+    assert state.capture(env) is not None
+    env.unwrapped.world = object()  # type: ignore[attr-defined]
+    assert state.capture(env) is None

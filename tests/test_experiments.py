@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from rich.console import Console
 from demosift.algorithms import WBCU, DemoDICE, make_algorithm
 from demosift.cli.main import main
 from demosift.data import read_dataset, write_dataset
-from demosift.experiments import local, program
+from demosift.experiments import cluster, local, prepare, program
 from demosift.experiments.cells import Cell, DataKey, Schedule
 from demosift.experiments.coverage import coverage, mixing
 from demosift.experiments.display import View
@@ -694,6 +695,61 @@ def with_recordings(out: Path, recordings: Path) -> Path:
     for path in recordings.iterdir():
         os.link(path, out / "data" / path.name)
     return out
+
+
+def test_when_cells_fail_the_command_says_how_many(
+    recordings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = with_recordings(tmp_path / "out", recordings)
+    more = ["--iterations", "4", "--evaluate-every", "4", "--methods", "bc"]
+    assert main([*arguments(out), *more, "--set", "hidden=4,4", "batch_size=8", "learning_rate=1e38"]) == 1
+    said = capsys.readouterr()
+    assert "0 of 2 cells done, 2 failed" in said.out
+    assert said.err.splitlines()[-1] == "demosift: 2 of 2 cells failed"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--engine", "ray", "--address", "127.0.0.1:1"],
+        ["--engine", "ray", "--address", "ray://127.0.0.1:1"],
+        ["--set", "batch_size=0"],
+    ],
+)
+def test_a_refused_grid_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]):
+    assert main([*arguments(tmp_path / "out"), *more]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_where_something_else_listens_is_refused(says: bytes, monkeypatch: pytest.MonkeyPatch):
+    """Silent, or not a cluster."""
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(ConnectionError):
+                peer.sendall(says)
+                while peer.recv(100):
+                    pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InputError, match="no Ray cluster there"):
+            cluster.check_answers(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_grid_whose_data_is_refused_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise InputError("no such data")
+
+    monkeypatch.setattr(prepare, "draw_task", refuse)
+    assert main(arguments(tmp_path / "out")) == 2
+    assert "no such data" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

@@ -103,6 +103,13 @@ def test_the_same_policy_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
+def test_a_difference_that_is_no_number_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "compare", lambda *_: float("nan"))
+    with pytest.raises(InputError, match=r"a\.onnx: not written: it differs from the policy by nan"):
+        export_onnx(make_policy(), tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("tensor", ["shift", "scale", "kernel_0", "bias_1", "kernel_2", "half", "centre", "mean_high"])
 def test_the_check_notices_a_wrong_number(tmp_path: Path, tensor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy(environment=WIDE).member(0)

@@ -15,7 +15,7 @@ ROOT = Path(demosift.__file__).parent
 
 # Six levels. A room may import itself and every room before it: on the levels above, and to its left on its own.
 ORDER: list[list[str]] = [
-    ["errors", "types", "files", "progress"],
+    ["errors", "types", "files", "processes", "progress"],
     ["data", "policy"],
     ["simulation", "results"],
     ["learning", "algorithms", "tasks"],
@@ -28,6 +28,7 @@ WITHOUT_JAX = {
     "errors",
     "types",
     "files",
+    "processes",
     "progress",
     "data",
     "policy",

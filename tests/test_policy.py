@@ -306,3 +306,11 @@ def test_the_documented_example_runs():
     found: dict = {}
     exec(snippet, found)
     assert (found["action"].shape, found["actions"].shape, found["drawn"].shape) == ((3,), (5, 3), (3,))
+
+
+def test_a_policy_that_is_not_finite_is_not_written(tmp_path: Path):
+    policy = make_policy()
+    policy.layers[0].kernel[0, 0, 0] = np.nan
+    with pytest.raises(InputError, match=r"a\.safetensors: not written: the policy's parameters are not finite"):
+        policy.save(tmp_path / "a.safetensors")
+    assert list(tmp_path.iterdir()) == []

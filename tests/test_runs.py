@@ -46,10 +46,15 @@ def some_policy() -> Policy:
     return Policy("tanh-gaussian", (layer,), shift, scale, mean_limit=7.0)
 
 
+def claim(folder: RunFolder, config: Row, resume: bool = False) -> None:
+    with folder.claim(config, resume):
+        pass
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
-    folder.claim(config())
+    claim(folder, config())
     return folder
 
 
@@ -70,46 +75,69 @@ class TestClaim:
             with pytest.raises(
                 InputError, match=f"run: holds another run .differs in {key.replace('_', ' ')}.; choose"
             ):
-                folder.claim(config(**{key: "other"}), resume)
+                claim(folder, config(**{key: "other"}), resume)
         assert tree(folder.path) == before
 
     def test_the_same_run_wants_resume(self, folder: RunFolder):
         before = tree(folder.path)
         with pytest.raises(InputError, match="holds this run already; continue it with --resume"):
-            folder.claim(config())
+            claim(folder, config())
         assert tree(folder.path) == before
-        folder.claim(config(iterations=40), resume=True)
+        claim(folder, config(iterations=40), resume=True)
         assert folder.read_config()["iterations"] == 40
 
     def test_a_file_is_refused(self, tmp_path: Path):
         (tmp_path / "run").write_text("mine")
         with pytest.raises(InputError, match="run: is a file, not a folder"):
-            RunFolder(tmp_path / "run").claim(config())
+            claim(RunFolder(tmp_path / "run"), config())
         assert tree(tmp_path) == {"run": b"mine"}
 
     def test_a_folder_with_something_else_is_refused(self, tmp_path: Path):
         (tmp_path / "notes.txt").write_text("mine")
         for resume in (False, True):
             with pytest.raises(InputError, match="not empty and holds no run"):
-                RunFolder(tmp_path).claim(config(), resume)
+                claim(RunFolder(tmp_path), config(), resume)
         assert tree(tmp_path) == {"notes.txt": b"mine"}
 
     def test_an_unreadable_configuration_is_refused(self, folder: RunFolder):
         folder.config.write_text("{")
         with pytest.raises(InputError, match=r"config.json: not JSON, or cut short"):
-            folder.claim(config(), resume=True)
+            claim(folder, config(), resume=True)
         assert tree(folder.path) == {"config.json": b"{"}
 
     def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path):
         (tmp_path / "file").write_text("mine")
         with pytest.raises(InputError, match="cannot write"):
-            RunFolder(tmp_path / "file/run").claim(config())
+            claim(RunFolder(tmp_path / "file/run"), config())
 
     def test_killed_while_claiming_can_be_claimed_again(self, tmp_path: Path):
         """A kill between the temporary file and its renaming leaves the temporary file."""
         (tmp_path / ".config.0123abcd.partial.json").write_text("{")
-        RunFolder(tmp_path).claim(config(), resume=True)
+        claim(RunFolder(tmp_path), config(), resume=True)
         assert RunFolder(tmp_path).read_config() == config()
+
+    def test_only_what_a_kill_left_is_swept(self, folder: RunFolder):
+        """A user's own dotfiles stay, whatever they are called."""
+        folder.checkpoints.write(10, state())
+        ours = [".policy.safetensors.partial", "checkpoint/.0000000020.safetensors.partial", "scores/.0.partial"]
+        for name in ours:
+            (folder.path / name).mkdir(parents=True)
+        (folder.path / ours[0] / "policy.safetensors").write_bytes(b"half")
+        (folder.path / "checkpoint/.0000000020.0123abcd.partial.safetensors").write_bytes(b"half")
+        theirs = [".partial", ".notes.partial.txt", "checkpoint/.mine.partial-of-it", ".thesis.partial/chapter"]
+        for name in theirs:
+            (folder.path / name).parent.mkdir(exist_ok=True)
+            (folder.path / name).write_text("mine")
+        claim(folder, config(), resume=True)
+        assert {*tree(folder.path)} == {"config.json", "checkpoint/0000000010.safetensors", *theirs}
+
+    def test_a_run_has_its_folder_to_itself(self, folder: RunFolder):
+        with folder.claim(config(), resume=True):
+            before = tree(folder.path)
+            with pytest.raises(InputError, match="run: another process is writing there"):
+                claim(RunFolder(folder.path), config(), resume=True)
+            assert tree(folder.path) == before
+        claim(folder, config(), resume=True)
 
 
 class TestCheckpoints:
@@ -174,6 +202,21 @@ class TestCheckpoints:
         path = folder.checkpoints.states()[0]
         path.write_bytes(path.read_bytes().replace(b"1.5", b"2.5"))
         assert folder.checkpoints.read() is None
+
+    def test_the_iteration_is_covered_by_the_digest(self, folder: RunFolder):
+        folder.checkpoints.write(10, state())
+        path = folder.checkpoints.states()[0]
+        path.write_bytes(path.read_bytes().replace(b'iteration\\": 10', b'iteration\\": 30'))
+        path.rename(path.with_name("0000000030.safetensors"))
+        assert folder.checkpoints.read() is None
+
+    def test_the_metrics_are_in_it(self, folder: RunFolder):
+        rows = [{"iteration": 10, "member": 0, "loss": 0.1}]
+        folder.checkpoints.write(10, state(), {"metrics": rows})
+        found = folder.checkpoints.read()
+        assert found is not None
+        assert found.note == {"metrics": rows}
+        assert digest(found.arrays) == digest(state())
 
     @pytest.mark.parametrize("name", ["progress", "note"])
     def test_notes_of_earlier_releases_are_read(self, folder: RunFolder, name: str):
@@ -287,14 +330,14 @@ class TestRun:
     def test_another_programs_config_is_refused(self, tmp_path: Path, text: str, message: str):
         """Every reader applies the same check."""
         (tmp_path / "config.json").write_text(text)
-        for read in (load_run, lambda path: read_run(path, str(path)), lambda path: RunFolder(path).claim(config())):
+        for read in (load_run, lambda path: read_run(path, str(path)), lambda path: claim(RunFolder(path), config())):
             with pytest.raises(InputError, match=f"config.json: .*{message}"):
                 read(tmp_path)
 
     def test_no_run_to_load(self, tmp_path: Path):
         with pytest.raises(InputError, match=r"no run here \(config.json is missing\)"):
             load_run(tmp_path)
-        RunFolder(tmp_path / "unfinished").claim(config())
+        claim(RunFolder(tmp_path / "unfinished"), config())
         with pytest.raises(InputError, match=r"policy.safetensors: no such policy file"):
             load_run(tmp_path / "unfinished")
 

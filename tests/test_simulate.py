@@ -13,9 +13,9 @@ import pytest
 from test_policy import make_policy
 
 from demosift.policy import RandomPolicy
+from demosift.processes import WorkerError
 from demosift.simulation import environments
 from demosift.simulation.simulate import Episode, Rollouts, Simulators, episode_seeds, rollout
-from demosift.simulation.workers import SimulationError
 from demosift.types import InputError
 
 JOBS = [(member, 100 * member + index) for index in range(7) for member in (2, 0, 1)]  # more than live at once
@@ -222,7 +222,7 @@ def is_alive(pid: int) -> bool:
     """Whether that worker runs: not another process that was given its number, nor one that only waits to be reaped."""
     try:
         with open(f"/proc/{pid}/cmdline") as file:
-            return "demosift.simulation.simulate" in file.read()
+            return "demosift.processes" in file.read()
     except OSError:
         return False
 
@@ -231,7 +231,7 @@ def test_a_failing_environment_is_named_and_ends_everything():
     spec = environments.resolve("own_environments:Failing-v0")
     rollouts = Rollouts(2)
     processes = pids(rollouts)
-    with pytest.raises(SimulationError, match=r"own_environments:Failing-v0.*the joints came apart") as caught:
+    with pytest.raises(WorkerError, match=r"own_environments:Failing-v0.*the joints came apart") as caught:
         rollouts.submit(RandomPolicy(spec), spec, [(0, 0), (0, 1)]).result()
     assert "in step" in caught.value.__notes__[0]
     wait_until_gone(processes)
@@ -243,7 +243,7 @@ def test_a_failing_environment_is_named_and_ends_everything():
     simulators.reset([0, 1])
     simulators.step(np.zeros((2, 2)))
     simulators.step(np.zeros((2, 2)))
-    with pytest.raises(SimulationError, match="the joints came apart"):
+    with pytest.raises(WorkerError, match="the joints came apart"):
         simulators.step(np.zeros((2, 2)))
     wait_until_gone(processes)
 
@@ -253,7 +253,7 @@ def test_a_killed_worker_is_reported():
     simulators = Simulators([spec, spec], 2)
     simulators.reset([0, 1])
     os.kill(pids(simulators)[1], signal.SIGKILL)
-    with pytest.raises(SimulationError, match="died"):
+    with pytest.raises(WorkerError, match="died"):
         simulators.step(np.zeros((2, 2)))
 
 
@@ -289,7 +289,7 @@ def endless(tmp_path, interruptible):
     process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(workers) == 4
+    assert len(workers) == 4, process.communicate()
     time.sleep(1)  # well into the rollout
     assert process.poll() is None
     yield process, workers

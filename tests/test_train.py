@@ -167,6 +167,25 @@ class TestKilled:
         assert trained[0] == (6 * CHUNK if damaged == 1 else 0)
         assert folder_bytes(folder.path) == folder_bytes(whole)
 
+    @pytest.mark.parametrize("how", ["missing", "repeated", "reordered", "changed", "foreign"])
+    def test_with_damaged_metrics(self, whole: Path, tmp_path: Path, how: str):
+        """They are written anew, from what the checkpoint holds."""
+        with pytest.raises(Killed):
+            fit(tmp_path / "cut", tracker=kill_at(9 * CHUNK))
+        path = tmp_path / "cut/metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        damaged = {
+            "repeated": [*lines[:4], *lines],
+            "reordered": lines[::-1],
+            "changed": [lines[0].replace("0.", "1.", 1), *lines[1:]],
+            "foreign": ["[" * 5000, *lines],
+        }
+        path.unlink()
+        if how in damaged:
+            path.write_text("".join(damaged[how]))
+        fit(tmp_path / "cut", resume=True)
+        assert folder_bytes(tmp_path / "cut") == folder_bytes(whole)
+
     def test_a_wrong_checkpoint_would_show(self, whole: Path, tmp_path: Path):
         """The comparison of bytes can fail: one parameter off by one bit, in a checkpoint that is whole."""
         folder = RunFolder(tmp_path / "cut")
@@ -178,6 +197,19 @@ class TestKilled:
         folder.checkpoints.write(iteration, arrays)
         fit(folder.path, resume=True)
         assert folder_bytes(folder.path) != folder_bytes(whole)
+
+    def test_a_checkpoint_under_the_name_of_another_iteration_is_passed_over(
+        self, whole: Path, tmp_path: Path, trained: list[int]
+    ):
+        folder = RunFolder(tmp_path / "cut")
+        with pytest.raises(Killed):
+            fit(folder.path, tracker=kill_at(9 * CHUNK))
+        newest = folder.checkpoints.states()[-1]
+        newest.rename(newest.with_name(f"{11 * CHUNK:010d}.safetensors"))
+        trained.clear()
+        fit(folder.path, resume=True)
+        assert trained[0] == 6 * CHUNK
+        assert folder_bytes(folder.path) == folder_bytes(whole)
 
 
 LONG: dict[str, Any] = {"iterations": 80 * CHUNK, "every": 4 * CHUNK}
@@ -351,6 +383,17 @@ class TestDiverging:
         with pytest.warns(UserWarning, match="member 1: diverged: by iteration 10 "):
             resumed = train.fit(self.SETTINGS, data, resume=True, **options, **often)
         assert [row["iteration"] for row in resumed.evaluations] == [10, 20, 30]
+
+    def test_huge_parameters_are_no_policy(self):
+        """After one step they are finite, and what the network makes of them is not."""
+        with pytest.raises(InputError, match="bc: every member diverged"):
+            train.fit(tiny("bc", learning_rate=1e20), random_demonstrations(), iterations=1, progress=False)
+
+    @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("batch_size", -3), ("learning_rate", np.nan)])
+    def test_what_cannot_be_trained_is_refused(self, tmp_path: Path, name: str, value: Any):
+        with pytest.raises(InputError, match=f"bc: {name} must be"):
+            train.fit(tiny("bc", **{name: value}), random_demonstrations(), progress=False, out=tmp_path / "run")
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_run_of_which_nothing_is_left_is_refused(self, tmp_path: Path):
         with pytest.raises(InputError, match="bc: every member diverged; diverged: at the end"):

@@ -1,9 +1,11 @@
 """demosift: offline imitation learning with a supplementary dataset. The public names, each loaded when first used."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` takes as long to import as all else before the command line can answer to Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from demosift.algorithms import BC, DWBC, NBCU, WBCU, DemoDICE, WBCUTwoStage, register
     from demosift.data import load, read_dataset, write_dataset
     from demosift.learning.algorithm import Algorithm, Batch, algorithm
@@ -90,7 +92,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "__version__":  # the installed package says it; looking it up takes longer than importing this module
         value = import_module("importlib.metadata").version("demosift")
     elif name in _HOME:

@@ -1,21 +1,23 @@
 """Files: writes that are whole or absent, JSON in one form, digests, and where a result was made.
 
-Everything is written beside its destination under a temporary name, flushed to the disk, and renamed: a reader, a crash
-or Ctrl-C sees the old content or the new, never half of it.
+Everything is made in a hidden folder beside its destination, flushed to the disk, and renamed: a reader, a crash or
+Ctrl-C sees the old content or the new, never half of it. The hidden folder is locked: of two processes that write to
+one place at once the second is refused, and what a killed one left is removed by the next.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
 import platform
-import secrets
+import re
 import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,14 @@ class Unusable(InputError):
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+PARTIAL = ".partial"
+OLD_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.\w+)?")
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[Path]:
-    """Yields a temporary path in the folder of `path`; what is written there becomes `path` when the block succeeds.
+    """Yields a temporary path of the same name; what is written there becomes `path` when the block succeeds.
 
     With `num_bytes`, a disk that cannot hold that much is reported before the block runs, for writers that do not
     survive a full disk: HDF5 crashes the process.
@@ -43,60 +47,137 @@ def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[P
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: is a folder, cannot write a file there")
-    temporary = _beside(path)
-    with system_errors_named(path, FULL + _FORBIDDEN):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _workshop(path) as temporary, system_errors_named(path):
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
-    try:
-        with system_errors_named(path, FULL):
-            _check_space(temporary, num_bytes)
-            yield temporary
-            temporary.chmod(mode)  # safetensors leaves its files private
-            _sync(temporary)
-            os.replace(temporary, path)
-            _sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        _check_space(temporary, num_bytes)
+        yield temporary
+        temporary.chmod(mode)  # safetensors leaves its files private
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
 
 
 @contextmanager
-def atomic_folder(path: str | os.PathLike[str], replace: bool = False, num_bytes: int = 0) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; with its whole content it becomes `path` when the block succeeds.
+def atomic_folder(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[Path]:
+    """Yields a temporary folder; with its whole content it becomes `path` when the block succeeds.
 
-    A folder that already holds something is refused before any work is done. With `replace` it is moved aside once the
-    new one is complete, then removed: for an instant `path` is absent, but old and new content never mix. `num_bytes`
-    is as for `atomic_write`.
+    A folder that already holds something is refused before any work is done. `num_bytes` is as for `atomic_write`.
+    """
+    path = Path(path)
+    if path.is_symlink():
+        path = path.resolve()
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, cannot write a folder there")
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{path}: the folder is not empty; choose another or remove it")
+    with _workshop(path) as temporary, system_errors_named(path):
+        _check_space(temporary, num_bytes)
+        temporary.unlink(missing_ok=True)
+        temporary.mkdir()
+        yield temporary
+        for folder, _, files in os.walk(temporary):
+            for name in files:
+                _sync(Path(folder, name))
+            _sync(Path(folder))
+        try:
+            os.rename(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise InputError(f"{path}: something else was written there meanwhile; choose another folder") from error
+        _sync(path.parent)
+
+
+@contextmanager
+def own_folder(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make a folder and keep it to this process while the block runs; it is refused while another process has it.
+
+    The lock is on the folder itself and goes when the process does. A new folder that stays empty is removed.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: is a file, cannot write a folder there")
-    if not replace and path.is_dir() and any(path.iterdir()):
-        raise InputError(f"{path}: the folder is not empty; choose another or remove it")
-    temporary, old = _beside(path), _beside(path)
+        raise InputError(f"{path}: is a file, not a folder")
+    is_new = not path.exists()
     with system_errors_named(path, FULL + _FORBIDDEN):
-        temporary.mkdir(parents=True)
+        handle = _lock_folder(path, path)
     try:
-        with system_errors_named(path, FULL):
-            _check_space(temporary / "space", num_bytes)
-            (temporary / "space").unlink(missing_ok=True)
-            yield temporary
-            for folder, _, files in os.walk(temporary):
-                for name in files:
-                    _sync(Path(folder, name))
-                _sync(Path(folder))
-            if path.is_dir():
-                os.rename(path, old)
-            os.rename(temporary, path)
-            _sync(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if old.is_dir() and not path.exists():
-            os.rename(old, path)
-        raise
+        yield
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                path.rmdir()
+        os.close(handle)
+
+
+@contextmanager
+def _workshop(path: Path) -> Iterator[Path]:
+    """A place to make what becomes `path`: under its name in a hidden folder beside it, kept to this process.
+
+    What a killed process left there is removed first, and nothing is left there in the end.
+    """
+    if not path.name:
+        raise InputError(f"{path}: has no name of its own, cannot write there")
+    folder = path.with_name(f".{path.name}{PARTIAL}")
+    with system_errors_named(path, FULL + _FORBIDDEN):
+        handle = _lock_folder(folder, path)
+    try:
+        _remove(folder / path.name)
+        yield folder / path.name
+    finally:
+        _remove(folder / path.name)
+        with suppress(OSError):
+            folder.rmdir()
+        os.close(handle)
+
+
+def _lock_folder(folder: Path, target: Path) -> int:
+    """Make the folder unless it exists, and lock it; an error calls it `target`."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if folder != target else 0))
+        except FileNotFoundError:
+            continue  # whoever had it is done with it
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InputError(f"{target}: another process is writing there; wait for it, or choose another") from None
+        except OSError:
+            pass  # a file system without locks
+        if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return handle
+        os.close(handle)  # locked too late, after it was renamed or removed
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def is_partial(path: Path) -> bool:
+    """Whether this is what a killed process left of an atomic write, and not a user's file of a similar name.
+
+    Earlier releases left files and folders with a random part in their names.
+    """
+    if path.is_symlink():
+        return False
+    if OLD_PARTIAL.fullmatch(path.name):
+        return True
+    name = path.name[1 : -len(PARTIAL)]
+    is_ours = name and path.name == f".{name}{PARTIAL}" and path.is_dir()
+    return bool(is_ours) and {each.name for each in path.iterdir()} <= {name}
+
+
+def sweep(*folders: Path) -> None:
+    """Remove what killed processes left in these folders, which must be this process's own (`own_folder`)."""
+    for path in [path for folder in folders if folder.is_dir() for path in folder.iterdir()]:
+        if is_partial(path):
+            with suppress(InputError), own_folder(path) if path.is_dir() else nullcontext():
+                _remove(path)
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
@@ -183,16 +264,6 @@ def system_errors_named(path: Path, codes: tuple[int, ...] = FULL) -> Iterator[N
         if number not in codes:
             raise
         raise InputError(f"{path}: cannot write: {os.strerror(number)}") from error
-
-
-def _beside(path: Path) -> Path:
-    """A fresh hidden name in the same folder; the suffix stays because some writers choose their format by it."""
-    return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
-
-
-def is_partial(path: Path) -> bool:
-    """Whether a file is what a killed process left of an atomic write."""
-    return path.name.startswith(".") and ".partial" in path.name
 
 
 def _check_space(path: Path, num_bytes: int) -> None:

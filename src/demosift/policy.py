@@ -182,6 +182,8 @@ class Policy:
         for index, (kernel, bias) in enumerate(self.layers):
             tensors |= {f"layers/{index}/kernel": kernel, f"layers/{index}/bias": bias}
         tensors = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise InputError(f"{os.fspath(path)}: not written: the policy's parameters are not finite")
         config = {
             "kind": self.kind,
             "mean_limit": self.mean_limit,

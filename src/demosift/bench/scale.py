@@ -93,9 +93,10 @@ def measure_score(folder: Path, num_rows: int, scorer: str) -> dict[str, Any]:
     write_rows(supplementary, num_rows, 1)
     reading = read_seconds(supplementary)
     given = [*map(str, (expert, supplementary, out)), scorer]
-    code = f"from demosift.bench.scale import score_and_tell; score_and_tell(*{given})"
+    code = "from demosift.processes import end_with_parent; end_with_parent(0)\n"
+    code += f"from demosift.bench.scale import score_and_tell; score_and_tell(*{given})"
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout as pipe:
         told = pipe.read()

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from rich.console import Console
 
 from demosift.algorithms import BC, NBCU, Algorithm, WBCUTwoStage, facts
+from demosift.files import own_folder
 from demosift.learning.fit import fit, weigh
 from demosift.report.page import write_report
 from demosift.report.table import json_table, result_table, rich_tables
@@ -37,10 +38,13 @@ EVALUATIONS, EPISODES = 3, 5
 
 def demo(out: str | Path, seeds: int = SEEDS, iterations: int | None = None) -> tuple[dict[str, Any], str]:
     """Train, evaluate and report; returns the table as JSON and as text."""
-    out = Path(out)
-    if out.is_dir() and any(out.iterdir()):
-        raise InputError(f"{out}: the folder is not empty; choose another with --out, or remove it")
-    iterations = iterations or ITERATIONS
+    with own_folder(out):
+        if any(Path(out).iterdir()):
+            raise InputError(f"{out}: the folder is not empty; choose another with --out, or remove it")
+        return run(Path(out), seeds, iterations or ITERATIONS)
+
+
+def run(out: Path, seeds: int, iterations: int) -> tuple[dict[str, Any], str]:
     data = [make_task(TASK, seed) for seed in range(seeds)]
     short, first = (max(1, round(iterations * share)) for share in (POLICY_SHARE, DISCRIMINATOR_SHARE))
     two_stage = WBCUTwoStage(discriminator_iterations=first)

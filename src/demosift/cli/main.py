@@ -1,8 +1,8 @@
 """The command line: `demosift VERB ...`.
 
 Every verb prints text for people or, with `--json`, one JSON object. Bad input gives one line on stderr and exit
-code 2; Ctrl-C gives 130. The flags of an algorithm are the fields of its dataclass, and several values make several
-members.
+code 2; Ctrl-C gives 130 and SIGTERM 143. The flags of an algorithm are the fields of its dataclass, and several values
+make several members. What takes long to import is imported by `main`.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from demosift.cli.parsers import subcommands
 from demosift.errors import InputError
 
+ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 DEFAULT_ALGORITHM = "sift"
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
     "alpha": "alpha of the method's paper",
@@ -67,11 +68,16 @@ class Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        with insistent_interrupts():
+    with ending_signals() as heard:
+        try:
             return answer(arguments)
-    except KeyboardInterrupt:
-        return fail("interrupted", 130)
+        except KeyboardInterrupt:
+            number = heard[0] if heard else signal.SIGINT
+        except Exception:
+            if not heard:
+                raise
+            number = heard[0]  # an import or a library that was interrupted may fail in ways of its own
+    return fail(ENDINGS[number], 128 + number)
 
 
 def answer(arguments: list[str]) -> int:
@@ -93,32 +99,40 @@ def answer(arguments: list[str]) -> int:
 
 
 @contextmanager
-def insistent_interrupts() -> Iterator[None]:
-    """Make sure that Ctrl-C is not lost.
+def ending_signals() -> Iterator[list[signal.Signals]]:
+    """Make a signal that ends the program a KeyboardInterrupt, so that files and processes are put away; yields what
+    was heard.
 
     Python drops an exception raised inside a callback of its garbage collector, and JAX installs such a callback. So
-    the signal is sent again every two seconds until the program ends.
+    the signal is sent again every two seconds until the program ends. What breaks while it ends is not told.
     """
+    heard: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield heard
         return
-    heard = threading.Event()
+    over = threading.Event()
 
     def again() -> None:
-        while not heard.wait(2.0):
+        while not over.wait(2.0):
             os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Thread(target=again, daemon=True).start()
+    def interrupt(number: int, _: object) -> None:
+        if not heard:
+            heard.append(signal.Signals(number))
+            sys.unraisablehook = threading.excepthook = lambda _: None
+            threading.Thread(target=again, daemon=True).start()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    numbers = [number for number in ENDINGS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
+    hooks = sys.unraisablehook, threading.excepthook
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        yield
+        yield heard
     finally:
-        heard.set()
-        signal.signal(signal.SIGINT, before)
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.unraisablehook, threading.excepthook = hooks
 
 
 def fail(message: str, code: int) -> int:
@@ -192,6 +206,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     about += "environment (default: -1)"
     add("--target-entropy", nargs="+", default=["-1"], metavar="VALUE", help=about)
     add("--resume", action="store_true", help="continue from the folder's checkpoint")
+    add("--checkpoint-seconds", type=float, default=30.0, help="time between checkpoints (default: 30)")
     add("--keep-checkpoint", action="store_true", help="keep the checkpoint, so that training can continue")
     add("--time-limit", type=float, metavar="SECONDS", help="write a checkpoint and stop after this time")
 
@@ -246,10 +261,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--threshold", type=float, help="keep rows that weigh at least this (default: the threshold of score)")
     add("--top", type=float, metavar="SHARE", help="keep this share of the rows, the heaviest first")
     add("--episodes", type=float, metavar="N", help="keep the N best episodes, or below 1 that share of them")
-    add("--frames", action="store_true", help="cut idle starts and ends, and stretches that weigh little")
-    add("--decisions", metavar="FILE", help="keep and drop the episodes that a person decided about on the page")
     add("--filter-key", metavar="NAME", help="write a copy of a robomimic file with this filter key instead")
-    add("--weights", action="store_true", help="write lists of episodes, a weight per frame and frames to cut instead")
+    add("--weights", action="store_true", help="write the kept episodes' numbers and a weight per frame instead")
 
     sub = verb("export", "write a policy as an ONNX file, checked against the original")
     add = sub.add_argument
@@ -263,6 +276,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("what", metavar="WHAT", help=about)
     add("--out", required=True, help="folder for the results; a grid found there is continued")
     add_grid(sub)
+    sub.set_defaults(exit_code=lambda result: 1 if result.get("failed") else 0)
 
     sub = verb("theory", "check the paper's claims by computation; exits with 1 if one is refuted")
     add = sub.add_argument

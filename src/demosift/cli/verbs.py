@@ -45,7 +45,11 @@ def run_collect(options: argparse.Namespace) -> Answer:
         resume=options.resume,
         keep_checkpoint=options.keep_checkpoint,
         time_limit=options.time_limit,
-        schedule=Schedule(evaluate_every=options.evaluate_every, evaluation_episodes=options.episodes),
+        schedule=Schedule(
+            evaluate_every=options.evaluate_every,
+            evaluation_episodes=options.episodes,
+            checkpoint_seconds=options.checkpoint_seconds,
+        ),
     )
     answer = dataclasses.asdict(result)
     lines = [f"{name}: {json.dumps(row)}" for name, row in result.results.items()]
@@ -329,8 +333,6 @@ def run_filter(options: argparse.Namespace) -> Answer:
             episodes=options.episodes,
             filter_key=options.filter_key,
             weights=options.weights,
-            frames=options.frames,
-            decisions=options.decisions,
         )
     return dataclasses.asdict(done), str(done)
 
@@ -364,7 +366,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         replay=options.replay,
         precision=options.precision,
     )
-    return reproduce(
+    answer, text = reproduce(
         options.what,
         options.out,
         request,
@@ -376,6 +378,9 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         add=options.add,
         checkpoint_seconds=options.checkpoint_seconds,
     )
+    if answer.get("failed"):
+        print(f"demosift: {len(answer['failed'])} of {answer['cells']} cells failed", file=sys.stderr)
+    return answer, text
 
 
 def run_theory(options: argparse.Namespace) -> Answer:

@@ -17,9 +17,9 @@ from demosift.experiments.program import CHECKPOINT_SECONDS, Planned, run_progra
 from demosift.experiments.settling import Settled, settle, settle_failure
 from demosift.experiments.store import Store
 from demosift.files import provenance
+from demosift.processes import WorkerError
 from demosift.results.run import Row
 from demosift.simulation.simulate import Rollouts
-from demosift.simulation.workers import SimulationError
 
 CONCURRENT_ON_DEVICE = 2
 
@@ -84,7 +84,7 @@ def run_local(
         try:
             outcome = run_program(program, checkpoints, rollouts, advanced, stopped, checkpoint_seconds)
         except Exception as error:
-            if isinstance(error, SimulationError):
+            if isinstance(error, WorkerError):
                 pool.renew(rollouts)  # another program may be using it, so not for anything else
             settled = settle_failure(program, traceback.format_exc(), store)
         else:
@@ -121,7 +121,7 @@ def run_local(
 
 
 def wait_through_interrupts(running: set[Future[Settled]]) -> None:
-    """Wait until all have ended, however often Ctrl-C comes: `cli.insistent_interrupts` repeats it."""
+    """Wait until all have ended, however often Ctrl-C comes: `cli.main.ending_signals` repeats it."""
     while True:
         try:
             wait(running)

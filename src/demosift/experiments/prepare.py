@@ -1,6 +1,7 @@
 """The data of a cell: how it is made from its recipe, and what a result records about it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +64,14 @@ class Preparation:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._sources: dict[Any, Sources] = {}
+        self._written: list[Path] = []
+
+    def discard(self) -> None:
+        """Remove the recordings that were made here, as long as nothing refers to them."""
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def __call__(self, key: DataKey) -> Prepared:
         task = draw_task(self.sources(key), key.recipe, key.seed)
@@ -101,6 +110,7 @@ class Preparation:
             sources = Sources(key.env, key.pool, replay, key.disjoint, recorded)
             if recorded is None:
                 write_dataset(sources.expert_pool if replay is None else sources.replay[0], path)
+                self._written.append(path)
             self._sources[shared] = sources
         return self._sources[shared]
 

@@ -2,12 +2,16 @@
 
 import shutil
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
+from demosift.experiments.cells import Cell
+from demosift.experiments.cluster import connected, run_on_ray
 from demosift.experiments.coverage import measure_coverage
 from demosift.experiments.display import View
 from demosift.experiments.local import run_local
@@ -16,7 +20,7 @@ from demosift.experiments.prepare import Preparation
 from demosift.experiments.presets import Request, grids, row_facts
 from demosift.experiments.program import CHECKPOINT_SECONDS, Planned
 from demosift.experiments.store import Store
-from demosift.files import atomic_write
+from demosift.files import atomic_write, own_folder
 from demosift.progress import duration
 from demosift.report.page import write_report
 from demosift.results.cell import SAC_CURVES
@@ -49,45 +53,54 @@ def reproduce(
     store = Store(out)
     answer: dict[str, Any] = {"out": str(out), "preset": preset}
     lines = []
-    if wanted:
-        earlier = {name: store.read_grid(name) if add else [] for name in wanted}
-        store.sweep()
-        preparation = Preparation(store.path / "data")
-        planned: dict[str, Planned] = {}
+    with own_folder(store.path):
+        if wanted:
+            with connected(address) if engine == "ray" else nullcontext():
+                planned = prepare(wanted, store, add, console)
+                programs = plan(list(planned.values()), store, max_members)
+                left = sum(map(len, programs))
+                began = time.monotonic()
+                with View(len(planned), len(planned) - left, console) as view:
+                    run = run_on_ray if engine == "ray" else partial(run_local, num_workers=num_workers)
+                    complete = run(programs, store, view, deadline=deadline, checkpoint_seconds=checkpoint_seconds)
+            failed = {cell_id: reason for cell_id in planned if (reason := store.failure_reason(cell_id)) is not None}
+            answer |= {"cells": len(planned), "done": view.done, "ran": left, "failed": failed, "complete": complete}
+            lines.append(
+                f"{view.done} of {len(planned)} cells done"
+                + (f", {len(failed)} failed" if failed else "")
+                + (f", in {duration(time.monotonic() - began)}" if left else "; nothing was left to do")
+            )
+            lines += [f"{store.failure_file(cell_id)}: {reason}" for cell_id, reason in failed.items()]
+            if not complete:
+                lines.append("stopped at the time limit; the same command continues")
+        if preset in ("coverage", "all"):
+            measure_coverage(store.path, request)
+        if preset == "sac-curves" or (preset == "all" and request.replay):
+            gather_sac_curves(request, store.path)
+        if preset in ("coverage", "sac-curves") or answer.get("done"):
+            answer["page"] = str(write_report(store.path, row_facts()))
+            lines.append(f"Look at {answer['page']}")
+    return answer, "\n".join(lines)
+
+
+def prepare(wanted: Mapping[str, Sequence[Cell]], store: Store, add: bool, console: Console) -> dict[str, Planned]:
+    """The cells by their ids, with their data. Where one of them is refused, nothing is left behind."""
+    earlier = {name: store.read_grid(name) if add else [] for name in wanted}
+    store.sweep()
+    preparation = Preparation(store.path / "data")
+    found: dict[str, list[Planned]] = {}
+    try:
         with console.status("") as status:
             for name, cells in wanted.items():
-                found = identify(cells, preparation, store, lambda what: status.update(f"making the data of {what}"))
-                store.write_grid(name, [*earlier[name], *(each.id for each in found)])
-                planned |= {each.id: each for each in found}
-        programs = plan(list(planned.values()), store, max_members)
-        left = sum(map(len, programs))
-        began = time.monotonic()
-        with View(len(planned), len(planned) - left, console) as view:
-            if engine == "ray":
-                from demosift.experiments.cluster import run_on_ray
-
-                run = partial(run_on_ray, address=address)
-            else:
-                run = partial(run_local, num_workers=num_workers)
-            complete = run(programs, store, view, deadline=deadline, checkpoint_seconds=checkpoint_seconds)
-        failed = {cell_id: reason for cell_id in planned if (reason := store.failure_reason(cell_id)) is not None}
-        answer |= {"cells": len(planned), "done": view.done, "ran": left, "failed": failed, "complete": complete}
-        lines.append(
-            f"{view.done} of {len(planned)} cells done"
-            + (f", {len(failed)} failed" if failed else "")
-            + (f", in {duration(time.monotonic() - began)}" if left else "; nothing was left to do")
-        )
-        lines += [f"{store.failure_file(cell_id)}: {reason}" for cell_id, reason in failed.items()]
-        if not complete:
-            lines.append("stopped at the time limit; the same command continues")
-    if preset in ("coverage", "all"):
-        measure_coverage(store.path, request)
-    if preset == "sac-curves" or (preset == "all" and request.replay):
-        gather_sac_curves(request, store.path)
-    if preset in ("coverage", "sac-curves") or answer.get("done"):
-        answer["page"] = str(write_report(store.path, row_facts()))
-        lines.append(f"Look at {answer['page']}")
-    return answer, "\n".join(lines)
+                found[name] = identify(
+                    cells, preparation, store, lambda what: status.update(f"making the data of {what}")
+                )
+    except InputError:
+        preparation.discard()
+        raise
+    for name, planned in found.items():
+        store.write_grid(name, [*earlier[name], *(each.id for each in planned)])
+    return {each.id: each for planned in found.values() for each in planned}
 
 
 def gather_sac_curves(request: Request, out: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from demosift.files import Unusable, canonical, is_partial, write_json
+from demosift.files import Unusable, canonical, sweep, write_json
 from demosift.results import cell
 from demosift.results.cell import CELLS, FAILURES, GRIDS, UNFINISHED
 from demosift.results.checkpoint import Checkpoint, CheckpointFolder
@@ -95,11 +95,10 @@ class Store:
         return found
 
     def sweep(self) -> None:
-        """Remove files that killed processes left half written."""
-        for folder in (CELLS, FAILURES, GRIDS, UNFINISHED):
-            for path in (self.path / folder).rglob("*"):
-                if is_partial(path):
-                    path.unlink(missing_ok=True)
+        """Remove what killed processes left half written."""
+        programs = (self.path / UNFINISHED).glob("*")
+        parts = [part for program in programs for part in (program, program / "checkpoint")]
+        sweep(*(self.path / name for name in (CELLS, FAILURES, GRIDS, UNFINISHED, "data")), *parts)
 
 
 def program_id(ids: Sequence[str]) -> str:

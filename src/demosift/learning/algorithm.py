@@ -1,6 +1,7 @@
 """What an algorithm is: a frozen dataclass whose fields are its hyper-parameters and whose methods are its maths."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
@@ -104,7 +105,19 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
             own = {part.name: given.pop(part.name) for part in dataclasses.fields(field.type) if part.name in given}
             if own:
                 given[field.name] = dataclasses.replace(field.default, **own)  # type: ignore[type-var]
-    return cls(**given)
+    made = cls(**given)
+    check_settings(made)
+    return made
+
+
+def check_settings(setting: Algorithm) -> None:
+    """Refuse sizes and numbers with which nothing can be trained."""
+    if getattr(setting, "batch_size", 1) < 1:
+        raise InputError(f"{setting.name}: batch_size must be at least 1, not {setting.batch_size}")
+    for name in number_fields(type(setting)):
+        value = getattr(setting, name)
+        if isinstance(value, int | float) and not math.isfinite(value):
+            raise InputError(f"{setting.name}: {name} must be a finite number, not {value}")
 
 
 def setting_fields(cls: type) -> list[dataclasses.Field]:

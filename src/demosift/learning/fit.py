@@ -5,6 +5,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,16 @@ from demosift.data import check_pair, digest_source
 from demosift.data.folds import hash_rows
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.files import plain, provenance
-from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, State, describe, make_algorithm, prepared
+from demosift.learning.algorithm import (
+    REGISTRY,
+    Algorithm,
+    Batch,
+    State,
+    check_settings,
+    describe,
+    make_algorithm,
+    prepared,
+)
 from demosift.learning.cloning import Cloner, with_own_decays
 from demosift.learning.held_out import HeldOut, choose, choose_held_out, without
 from demosift.learning.members import Precision, check_precision, every_member, fill, stated
@@ -26,7 +36,7 @@ from demosift.learning.runner import Callback, Evaluator, HostMetrics, Schedule,
 from demosift.policy import Policy
 from demosift.progress import Progress
 from demosift.results.checkpoint import Note
-from demosift.results.run import Row, Run, RunFolder
+from demosift.results.run import METRICS, Row, Run, RunFolder
 from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
 
 
@@ -114,52 +124,52 @@ def fit(
         "device": jax.devices()[0].device_kind,
     }
     folder = None if out is None else RunFolder(out)
-    if folder is not None:
-        folder.claim(config, resume)
-
-    own = [None if folder is None else folder.path / "scores" / f"{i}" for i in range(len(sources))]
-    sources = [prepared(settings[0], source, place) for source, place in zip(sources, own, strict=True)]
-    judged = [source.expert.take(rows[: len(source.expert)]) for source, rows in zip(sources, left_out, strict=False)]
-    if judged:
-        sources = [without(source, rows) for source, rows in zip(sources, left_out, strict=True)]
-        check_weights(settings[0], sources)
-    members = every_member(with_own_decays(settings), seeds, sources, normalisers, environment)
-    program = Program(members, precision, ensemble)
-    every = None if evaluator is None else evaluator.every
-    trainee, over = program, lambda: False
-    if judged:
-        # A run ends with an evaluation, so that a report can use it.
-        trainee = HeldOut(program, judged * (len(program) // len(judged)), patience, every or log_every)
-        over = trainee.is_over
-    found = None if folder is None or patience is None else folder.checkpoints.read()
-    if found is not None:
-        trainee.restore(found)
-    until = found.position if found is not None and over() else iterations  # a run that ended early has ended
-    recorder = Recorder(folder, tracker, len(program), lambda position: due(position, every, iterations))
-    began = time.monotonic()
-    with Progress(progress) as display:
-        outcome = run(
-            trainee,
-            Schedule(until, chunk=log_every, checkpoint_every=checkpoint_every),
-            evaluator=evaluator,
-            evaluated=recorder.evaluated,
-            checkpoints=None if folder is None else folder.checkpoints,
-            callbacks=[recorder, Bar(display, settings[0].name, iterations, len(program)), *callbacks],
-            stopped=over,
-        )
-    config["wall_seconds"] = round(time.monotonic() - began, 1)
-    policy, failures = finite_policy(trainee, settings[0].name, outcome.failures)
-    if failures:
-        config["failures"] = {str(member): reason for member, reason in failures.items()}
-        for member, reason in failures.items():
-            warnings.warn(f"{settings[0].name}, member {member}: {reason}", stacklevel=2)
-    config["iterations"] = outcome.position  # fewer where patience or a callback ended the run
-    if held_out is not None:
-        config["chosen"] = choose(recorder.rows, failures, len(seeds), patience is not None)
-    metadata = {"algorithm": settings[0].name, "iterations": str(outcome.position)}
-    trained = Run(config, dataclasses.replace(policy, metadata=metadata), recorder.rows, trainee.capture())
-    if folder is not None:
-        folder.finish(trained)
+    with nullcontext() if folder is None else folder.claim(config, resume):
+        own = [None if folder is None else folder.path / "scores" / f"{i}" for i in range(len(sources))]
+        sources = [prepared(settings[0], source, place) for source, place in zip(sources, own, strict=True)]
+        judged = [
+            source.expert.take(rows[: len(source.expert)]) for source, rows in zip(sources, left_out, strict=False)
+        ]
+        if judged:
+            sources = [without(source, rows) for source, rows in zip(sources, left_out, strict=True)]
+            check_weights(settings[0], sources)
+        members = every_member(with_own_decays(settings), seeds, sources, normalisers, environment)
+        program = Program(members, precision, ensemble)
+        every = None if evaluator is None else evaluator.every
+        trainee, over = program, lambda: False
+        if judged:
+            # A run ends with an evaluation, so that a report can use it.
+            trainee = HeldOut(program, judged * (len(program) // len(judged)), patience, every or log_every)
+            over = trainee.is_over
+        found = None if folder is None or patience is None else folder.checkpoints.read()
+        if found is not None:
+            trainee.restore(found)
+        until = found.position if found is not None and over() else iterations  # a run that ended early has ended
+        recorder = Recorder(folder, tracker, len(program), lambda position: due(position, every, iterations))
+        began = time.monotonic()
+        with Progress(progress) as display:
+            outcome = run(
+                trainee,
+                Schedule(until, chunk=log_every, checkpoint_every=checkpoint_every),
+                evaluator=evaluator,
+                evaluated=recorder.evaluated,
+                checkpoints=None if folder is None else folder.checkpoints,
+                callbacks=[recorder, Bar(display, settings[0].name, iterations, len(program)), *callbacks],
+                stopped=over,
+            )
+        config["wall_seconds"] = round(time.monotonic() - began, 1)
+        policy, failures = finite_policy(trainee, settings[0].name, outcome.failures)
+        if failures:
+            config["failures"] = {str(member): reason for member, reason in failures.items()}
+            for member, reason in failures.items():
+                warnings.warn(f"{settings[0].name}, member {member}: {reason}", stacklevel=2)
+        config["iterations"] = outcome.position  # fewer where patience or a callback ended the run
+        if held_out is not None:
+            config["chosen"] = choose(recorder.rows, failures, len(seeds), patience is not None)
+        metadata = {"algorithm": settings[0].name, "iterations": str(outcome.position)}
+        trained = Run(config, dataclasses.replace(policy, metadata=metadata), recorder.rows, trainee.capture())
+        if folder is not None:
+            folder.finish(trained)
     return trained
 
 
@@ -177,7 +187,7 @@ class Recorder(Callback):
     def on_start(self, position: int, note: Note) -> None:
         self.failures = {int(member) for member in note.get("failures", {})}
         if self.folder is not None:
-            self.rows = self.folder.cut_metrics(position, self.due(position))
+            self.rows = self.folder.cut_metrics(position, self.due(position), note.get(METRICS))
 
     def evaluated(self, position: int) -> bool:
         """Whether every member's evaluation is there. If a kill cut some off, the others are dropped as well."""
@@ -202,6 +212,10 @@ class Recorder(Callback):
 
     def on_failure(self, member: int, reason: str) -> None:
         self.failures.add(member)
+
+    def on_checkpoint(self, position: int, note: Note) -> None:
+        if self.folder is not None:
+            note[METRICS] = list(self.rows)
 
 
 class Bar(Callback):
@@ -249,6 +263,8 @@ def check_request(
     checkpoint_every: int,
     evaluator: Evaluator | None,
 ) -> None:
+    for setting in settings:
+        check_settings(setting)
     if iterations < 1 or log_every < 1:
         raise InputError(f"fit: iterations ({iterations}) and log_every ({log_every}) must be at least 1")
     if len(sources) not in (1, len(seeds)):

@@ -22,6 +22,7 @@ from demosift.results.checkpoint import Arrays, Checkpoint, Checkpoints, Note
 from demosift.types import EnvironmentSpec
 
 IN_FLIGHT = 2  # chunks that may wait on the device, so that it never waits for the host
+PROBES = 16  # states on which a policy must act to count as finite
 MOST_PENDING = 4  # evaluations that may lag behind training
 
 HostMetrics = dict[str, Float[np.ndarray, "members"]]
@@ -312,8 +313,13 @@ class Run:
 
 
 def finite_members(policy: Policy) -> np.ndarray:
+    """Which members can act: their parameters are finite, and so is what all their networks say about usual states."""
     finite = np.ones(policy.num_members, bool)
     for layer in policy.layers:
         for array in layer:
-            finite &= np.isfinite(array).reshape(policy.num_members, -1).all(axis=1)  # all networks of an ensemble
-    return finite
+            finite &= np.isfinite(array).reshape(policy.num_members, -1).all(axis=1)
+    usual = np.random.default_rng(0).normal(size=(PROBES, policy.obs_dim))
+    with np.errstate(all="ignore"):
+        obs = np.where(policy.scale == 0, 0, 1 / policy.scale)[:, None] * usual - policy.shift[:, None]
+        said = policy.outputs(obs.astype(np.float32))
+    return finite & np.isfinite(said).reshape(policy.num_members, -1).all(axis=1)

@@ -3,8 +3,8 @@
     NNNNNNNNNN.safetensors        the state after so many iterations, with a JSON note in its header; the newest two
     KIND-NNNNNNNN.safetensors     what states refer to and is written once, such as a piece of a replay
 
-Every file carries a digest of its content, note included, and is written whole or not at all. A damaged state is
-skipped for the one before it.
+Every file carries a digest of its content, iteration and note included, and is written whole or not at all. A damaged
+state, or one under the name of another iteration, is skipped for the one before it.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class CheckpointFolder:
 
     def write(self, position: int, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any] | None = None) -> None:
         """Write one whole file, then remove all but the newest two."""
-        write_arrays(self.path / f"{position:010d}.safetensors", arrays, {"iteration": position}, note)
+        write_arrays(self.path / f"{position:010d}.safetensors", arrays, position, note)
         for old in self.states()[:-STATES_KEPT]:
             old.unlink(missing_ok=True)
 
@@ -65,7 +65,7 @@ class CheckpointFolder:
         """The newest state that is undamaged and, with all it refers to, `whole`."""
         for position, path in reversed(self._numbered(STATE)):
             try:
-                arrays, note = read_arrays(path)
+                arrays, note = read_arrays(path, position)
             except DamagedFile:
                 continue
             found = Checkpoint(position, arrays, note)
@@ -75,7 +75,7 @@ class CheckpointFolder:
 
     def attach(self, kind: str, number: int, arrays: Mapping[str, np.ndarray]) -> str:
         """Write a file beside the states, once and for all; returns its digest."""
-        return write_arrays(self.attachment(kind, number), arrays, {}, None)
+        return write_arrays(self.attachment(kind, number), arrays)
 
     def attachment(self, kind: str, number: int) -> Path:
         return self.path / f"{kind}-{number:08d}.safetensors"
@@ -93,27 +93,30 @@ class CheckpointFolder:
 
 
 def write_arrays(
-    path: Path, arrays: Mapping[str, np.ndarray], header: Mapping[str, Any], note: Mapping[str, Any] | None
+    path: Path, arrays: Mapping[str, np.ndarray], position: int | None = None, note: Mapping[str, Any] | None = None
 ) -> str:
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    told = {"note": canonical(note)} if note else {}
-    content = content_digest(contiguous, told.get("note"))
+    header: dict[str, Any] = {} if position is None else {"iteration": position, "sealed": True}
+    header |= {"note": canonical(note)} if note else {}
+    content = content_digest(contiguous, header)
     # One entry: safetensors writes several in an order that changes from run to run.
-    metadata = {"checkpoint": json.dumps({"digest": content, **header, **told}, sort_keys=True)}
+    metadata = {"checkpoint": json.dumps({"digest": content, **header}, sort_keys=True)}
     with atomic_write(path) as temporary:
         save_file(contiguous, temporary, metadata=metadata)
     return content
 
 
-def read_arrays(path: Path) -> tuple[Arrays, Note]:
-    """The arrays of an undamaged file, and its note."""
+def read_arrays(path: Path, position: int | None = None) -> tuple[Arrays, Note]:
+    """The arrays of an undamaged file, and its note; with `position`, of the state at that iteration only."""
     try:
         with safe_open(path, framework="numpy") as file:
             header = read_header(file.metadata())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        told = header.get("note")
-        if content_digest(arrays, told) != header["digest"]:
+        if content_digest(arrays, header) != header["digest"]:
             raise DamagedFile(f"{path}: its content is not what was written")
+        if position is not None and header.get("iteration", position) != position:
+            raise DamagedFile(f"{path}: is the state at iteration {header['iteration']}")
+        told = header.get("note")
         for name in NOTES:
             if name in arrays and told is None:
                 told = arrays.pop(name).tobytes().decode()
@@ -144,6 +147,9 @@ def read_header(metadata: Mapping[str, str] | None) -> dict[str, Any]:
     return json.loads(metadata["checkpoint"]) if "checkpoint" in metadata else dict(metadata)
 
 
-def content_digest(arrays: Mapping[str, np.ndarray], note: str | None) -> str:
+def content_digest(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> str:
+    """Of the arrays with their note and, in files that say so, the iteration: an earlier release left it out."""
+    parts = [str(header["iteration"])] if header.get("sealed") else []
+    parts += [] if header.get("note") is None else [header["note"]]
     of_arrays = digest(arrays)
-    return of_arrays if note is None else hashlib.sha256(f"{of_arrays} {note}".encode()).hexdigest()
+    return hashlib.sha256(" ".join([of_arrays, *parts]).encode()).hexdigest() if parts else of_arrays

@@ -78,7 +78,7 @@ def export_onnx(
         difference = compare(temporary, policy, obs)
         low, high = map(np.asarray, action_bounds(policy))
         limit = TOLERANCE * (1.0 if policy.kind == "categorical" else max((high - low).max() / 2, 1e-6))
-        if difference is not None and difference > limit:
+        if difference is not None and not difference <= limit:  # NaN is no small difference
             raise InputError(
                 f"{os.fspath(out)}: not written: it differs from the policy by {difference:.3g} on {origin}"
             )

@@ -6,14 +6,16 @@
     run.toml             the flags of `demosift train`, to repeat it (`demosift.cli.config`); `fit` alone writes none
     checkpoint/          the last two checkpoints: everything `--resume` needs
 
-A run killed at any moment continues from its newest whole checkpoint; later metrics are cut off and measured again. So
-`RunFolder` drops a last line that a kill cut short, while `read_run`, for the report, refuses a run that is not whole.
+A run killed at any moment continues from its newest whole checkpoint, with the metrics that are in it; later ones are
+measured again. `RunFolder` drops a last line that a kill cut short, while `read_run`, for the report, refuses a run
+that is not whole.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,16 @@ from demosift.files import (
     canonical,
     is_partial,
     json_line,
+    own_folder,
     parse_json,
     read_json,
     read_text,
+    sweep,
     system_errors_named,
     write_json,
 )
 from demosift.policy import Policy
-from demosift.results.checkpoint import CheckpointFolder
+from demosift.results.checkpoint import Checkpoint, CheckpointFolder
 from demosift.results.measured import (
     MeasuredRun,
     Member,
@@ -58,6 +62,7 @@ IDENTITY = (
     "checkpoint_every",
     "evaluation",
 )
+METRICS = "metrics"
 RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors", "run.toml")
 
 
@@ -88,11 +93,11 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run to a new folder, which `load_run` and every verb that takes a run read."""
         folder = RunFolder(path)
-        folder.claim(self.config)
-        folder.write_metrics(self.metrics)
-        if self.state is not None:
-            folder.checkpoints.write(self.config["iterations"], self.state)
-        folder.finish(self)
+        with folder.claim(self.config):
+            folder.write_metrics(self.metrics)
+            if self.state is not None:
+                folder.checkpoints.write(self.config["iterations"], self.state, {METRICS: self.metrics})
+            folder.finish(self)
 
 
 def log_std_range(members: Sequence[Row]) -> tuple[float, float] | None:
@@ -117,6 +122,27 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     return Run(folder.read_config(), Policy.load(folder.policy), folder.read_metrics(), state)
 
 
+class RunCheckpoints(CheckpointFolder):
+    """Checkpoints that hold the metrics before them: `metrics.jsonl` is written anew when the run is resumed.
+
+    They are the rows under `METRICS` in the note, and compressed lines of JSON in the file.
+    """
+
+    def write(self, position: int, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any] | None = None) -> None:
+        note = dict(note or {})
+        if METRICS in note:
+            lines = "".join(json_line(row) for row in note.pop(METRICS))
+            arrays = {**arrays, METRICS: np.frombuffer(zlib.compress(lines.encode(), level=1), np.uint8)}
+        super().write(position, arrays, note)
+
+    def read(self, whole: Callable[[Checkpoint], bool] = lambda found: True) -> Checkpoint | None:
+        found = super().read(whole)
+        if found is not None and METRICS in found.arrays:
+            lines = zlib.decompress(found.arrays.pop(METRICS).tobytes()).decode()
+            found.note[METRICS] = [parse_json(line, str(self.path)) for line in lines.splitlines()]
+        return found
+
+
 class RunFolder:
     """The files of one run, and the rules by which they change."""
 
@@ -128,12 +154,18 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.policy = self.path / "policy.safetensors"
         self.request = self.path / "run.toml"
-        self.checkpoints = CheckpointFolder(self.path / "checkpoint")
+        self.checkpoints = RunCheckpoints(self.path / "checkpoint")
 
-    def claim(self, config: Mapping[str, Any], resume: bool = False) -> None:
-        """Make the folder this run's, or refuse it because it belongs to another."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path}: is a file, not a folder for a run")
+    @contextmanager
+    def claim(self, config: Mapping[str, Any], resume: bool = False) -> Iterator[None]:
+        """Make the folder this run's while the block runs, or refuse it because it belongs to another."""
+        with own_folder(self.path):
+            self.check_free(config, resume)
+            write_json(self.config, config)
+            sweep(self.path, self.checkpoints.path, self.path / "scores")
+            yield
+
+    def check_free(self, config: Mapping[str, Any], resume: bool) -> None:
         if self.config.exists():
             difference = first_difference(self.read_config(), config)
             if difference:
@@ -146,12 +178,8 @@ class RunFolder:
             if checkpoint is not None and checkpoint.position > config["iterations"]:
                 reached = f"iteration {checkpoint.position}"
                 raise InputError(f"{self.path}: is already at {reached}, beyond {config['iterations']}")
-        elif self.path.exists() and any(not is_partial(path) for path in self.path.iterdir()):
+        elif any(not is_partial(path) for path in self.path.iterdir()):
             raise InputError(f"{self.path}: the folder is not empty and holds no run; choose another")
-        write_json(self.config, config)
-        for path in list(self.path.rglob("*")):  # left by a kill
-            if is_partial(path):
-                path.unlink()
 
     def finish(self, run: Run) -> None:
         run.policy.save(self.policy)
@@ -184,9 +212,12 @@ class RunFolder:
                 raise Unusable(f"{here}: not a row of metrics (iteration or member is missing or of the wrong type)")
             yield here, row
 
-    def cut_metrics(self, iteration: int, evaluated: bool) -> list[Row]:
-        """Keep what had been measured when the checkpoint was written, with or without the evaluation there."""
-        rows = self.read_metrics()
+    def cut_metrics(self, iteration: int, evaluated: bool, rows: list[Row] | None = None) -> list[Row]:
+        """Keep what had been measured when the checkpoint was written, with or without the evaluation there.
+
+        `rows` are those that the checkpoint holds; one of an earlier release holds none, and the file is believed.
+        """
+        rows = self.read_metrics() if rows is None else rows
         kept = [row for row in rows if row["iteration"] < iteration + (evaluated or "returns" not in row)]
         self.write_metrics(kept)
         return kept

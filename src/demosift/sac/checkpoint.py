@@ -1,4 +1,4 @@
-"""What a killed `collect` continues from: the agents, the replay in pieces, and the policies that were evaluated.
+"""What a killed `collect` continues from: agents, simulators, the replay in pieces, the policies that were evaluated.
 
 A checkpoint is used only if every piece of the replay that it names is undamaged; otherwise the one before it is used.
 """
@@ -23,6 +23,7 @@ from demosift.results.checkpoint import (
 from demosift.types import InputError
 
 ROWS, POLICIES = "rows", "policies"
+SIMULATOR, OBS = "simulator/", "obs"  # the state of each environment by its place, and what the agents act on next
 
 
 class ReplayCheckpoints:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from demosift.data import write_dataset
-from demosift.files import atomic_write, json_line, provenance, write_json
+from demosift.files import atomic_write, is_partial, json_line, own_folder, provenance, sweep, write_json
 from demosift.learning.runner import Callback, Pending, run
 from demosift.learning.runner import Schedule as RunSchedule
 from demosift.policy import Policy
@@ -81,9 +81,11 @@ def collect(
     specs = _resolve(names)
     settings = _settings(sac, names)
     seeds = [int(seed) for seed in seeds]
-    plan = Plan(specs, _claim(Path(out), specs, resume), steps, seeds, num_envs, settings, schedule)
-    plan.check()
     with ExitStack() as stack:
+        stack.enter_context(own_folder(out))
+        plan = Plan(specs, _claim(Path(out), specs, resume), steps, seeds, num_envs, settings, schedule)
+        plan.check()
+        sweep(*plan.folders, Path(out) / "checkpoint")
         checkpoints = stack.enter_context(ReplayCheckpoints(Path(out) / "checkpoint"))
         if resume and (found := checkpoints.read()) is not None:
             plan.check_continues(found)
@@ -286,7 +288,7 @@ class Collector(Callback):
         self.plan, self.training, self.checkpoints, self.evaluator = plan, training, checkpoints, evaluator
         self.began, self.earlier, self._show, self._shown = began, 0.0, show, began
         self.curve: list[Row] = []
-        self.cuts: list[int] = []  # rounds from which a killed run continued
+        self.cuts: list[int] = []  # rounds from which a killed run continued with new episodes
         self._metrics: dict[int, dict[str, np.ndarray]] = {}  # of the snapshots under evaluation, by round
         self._again: list[tuple[int, list[int], Pending]] = []  # evaluations that a killed run did not finish
         training.on_snapshot = self.keep
@@ -305,7 +307,7 @@ class Collector(Callback):
     def on_start(self, position: int, note: Note) -> None:
         if not note:
             return
-        self.curve, self.cuts = note["curve"], [*note["cuts"], position]
+        self.curve, self.cuts = note["curve"], [*note["cuts"], *([] if self.training.goes_on else [position])]
         self.earlier = note["wall_seconds"]
         self.training.restore_rows(self.checkpoints.rows())
         failed = {int(member) for member in note.get("failures", {})}
@@ -333,16 +335,15 @@ class Collector(Callback):
     def on_evaluation(self, position: int, rows: list[Row]) -> None:
         for row in rows:
             member = self.training.members[row["member"]]
-            self.curve.append(
-                {
-                    "environment": self.plan.labels[member.environment],
-                    "step": position * self.plan.num_envs,
-                    "setting": member.setting,
-                    "seed": member.seed,
-                    **{name: float(values[row["member"]]) for name, values in self._metrics[position].items()},
-                    **statistics(row["returns"], row["lengths"]),
-                }
-            )
+            told = {
+                "environment": self.plan.labels[member.environment],
+                "step": position * self.plan.num_envs,
+                "setting": member.setting,
+                "seed": member.seed,
+                **{name: float(values[row["member"]]) for name, values in self._metrics[position].items()},
+                **statistics(row["returns"], row["lengths"]),
+            }
+            self.curve.append(dict(sorted(told.items())))  # the order in which a checkpoint gives it back
         self.curve.sort(key=lambda row: (row["environment"], row["step"], row["setting"], row["seed"]))
 
     def gather(self, wait: bool) -> None:
@@ -389,9 +390,7 @@ def _settings(sac: SAC | Sequence[SAC] | Mapping[str, Sequence[SAC]], names: Seq
 
 def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Path]:
     """The folder of each environment. A folder that holds files is refused, unless the run is to be resumed."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file, cannot write a folder there")
-    if out.is_dir() and any(out.iterdir()):
+    if any(not is_partial(path) for path in out.iterdir()):
         if not resume:
             raise InputError(f"{out}: the folder is not empty; continue it with resume, or choose another")
         if not (out / "checkpoint").is_dir():

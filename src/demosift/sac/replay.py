@@ -17,8 +17,8 @@ def replay_dataset(
     The agent filled its buffer from `envs` environments in turn, so neighbours in it belong to different episodes. Here
     each episode's rows stand together, and episodes that began in the same round are in the order of the environments.
     So the file still runs from the first random episodes to the last skilled ones. `cuts` are the rounds at which a run
-    was resumed and its environments began anew. An episode that a cut or the end of training interrupts ends with a
-    timeout.
+    was resumed and its environments had to begin anew. An episode that a cut or the end of training interrupts ends
+    with a timeout.
     """
     num_rounds, num_envs, _ = rows.shape
     end = rows[..., padded.end].copy()

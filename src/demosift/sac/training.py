@@ -25,7 +25,7 @@ from demosift.learning.runner import Group, Trainee
 from demosift.policy import Policy
 from demosift.results.checkpoint import Arrays, Checkpoint
 from demosift.sac.agent import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, Metrics, State
-from demosift.sac.checkpoint import ROWS
+from demosift.sac.checkpoint import OBS, ROWS, SIMULATOR
 from demosift.simulation import environments
 from demosift.simulation.simulate import Simulators
 from demosift.types import EnvironmentSpec
@@ -176,14 +176,27 @@ class Training(Trainee):
         return np.stack(rows) if rows else np.zeros(shape, np.float32)
 
     def capture(self) -> Arrays:
-        """The agents' arrays by name, and the rows since the last call."""
-        return {**named_arrays(self.state), ROWS: self.take_rows()}
+        """The agents' arrays by name, the rows since the last call, and the environments where their state is told."""
+        arrays = {**named_arrays(self.state), ROWS: self.take_rows()}
+        states = self.simulators.capture()
+        if states is None or self._obs is None:
+            return arrays
+        told = {f"{SIMULATOR}{place}": np.frombuffer(state, np.uint8) for place, state in enumerate(states)}
+        return {**arrays, **told, OBS: self._obs}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Set the agents to those of a checkpoint. Environments begin anew, since a checkpoint does not hold them."""
-        self.state = fill(self.state, checkpoint.arrays)
+        """Go on from a checkpoint. Environments whose state it does not hold begin anew: see `goes_on`."""
+        arrays = checkpoint.arrays
+        self.state = fill(self.state, arrays)
         self.num_rounds = checkpoint.position
-        self._obs = None
+        self._obs = arrays.get(OBS)
+        if self.goes_on:
+            self.simulators.restore([arrays[f"{SIMULATOR}{i}"].tobytes() for i in range(len(self.simulators))])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the environments are amid their episodes; otherwise the next round resets them."""
+        return self._obs is not None
 
     def restore_rows(self, segments: Iterable[np.ndarray]) -> None:
         """Fill the replay, piece by piece."""

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.policy import Actor, Policy, RandomPolicy
+from demosift.processes import Closing
 from demosift.simulation import environments
 from demosift.simulation.cores import available_cores
 from demosift.simulation.shipped import SHIPPED, shipped_policy
 from demosift.simulation.simulate import Episode, Job, Progress, Rollouts, check_fit, episode_seeds
-from demosift.simulation.workers import Closing
 from demosift.types import EnvironmentSpec, InputError
 
 

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 from multiprocessing.connection import wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from demosift.policy import Actor, Policy
+from demosift.processes import Closing, Workers
 from demosift.simulation import environments
 from demosift.simulation.cores import available_cores
-from demosift.simulation.workers import Closing, Episode, Job, Workers, record_type
+from demosift.simulation.workers import Episode, Job, record_type, roll_out, simulate
 from demosift.types import EnvironmentSpec, InputError
 
 Jobs = Iterable[tuple[int, int]]  # pairs of member and seed
@@ -67,7 +68,7 @@ class Simulators(Closing):
         with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
             file.truncate(dtype.itemsize * len(specs))
             self._records = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype)
-            self._workers = Workers(num_workers, "simulate", file.fileno())
+            self._workers = Workers(num_workers, simulate, file.fileno())
         self._waiting = False
         for worker, group in zip(self._workers, self._groups, strict=True):
             worker.send((self.specs[group], group.start, len(specs), self.obs_dim, self.action_dim))
@@ -81,8 +82,23 @@ class Simulators(Closing):
             raise ValueError(f"{len(seeds)} seeds for {len(self)} environments")
         if self._waiting:
             self.receive()
-        self._command([[int(seed) for seed in seeds[group]] for group in self._groups])
+        self._command("reset", [[int(seed) for seed in seeds[group]] for group in self._groups])
         return self.receive().obs
+
+    def capture(self) -> list[bytes] | None:
+        """The state of every environment; None if that of one of them cannot be told (`demosift.simulation.state`)."""
+        self._command("capture")
+        self._waiting = False
+        with self._workers.closed_on_error():
+            states = [state for worker in self._workers for state in worker.receive()]
+        return None if None in states else states
+
+    def restore(self, states: Sequence[bytes]) -> None:
+        """Go on from states of `capture`. What the environments returned last is the caller's to remember."""
+        if len(states) != len(self):
+            raise ValueError(f"{len(states)} states for {len(self)} environments")
+        self._command("restore", [states[group] for group in self._groups])
+        self.receive()
 
     def send(self, actions: Float[np.ndarray, "n action"]) -> None:
         """Start a step and return at once."""
@@ -91,7 +107,7 @@ class Simulators(Closing):
         if np.shape(actions) != (len(self), self.action_dim):
             raise ValueError(f"actions have shape {np.shape(actions)}, expected {(len(self), self.action_dim)}")
         self._records["action"] = actions
-        self._command([None] * len(self._workers))
+        self._command("step")
 
     def receive(self) -> Step:
         """Wait for the step that `send` started."""
@@ -110,10 +126,11 @@ class Simulators(Closing):
     def close(self) -> None:
         self._workers.close()
 
-    def _command(self, messages: Sequence[list[int] | None]) -> None:
+    def _command(self, command: str, given: Sequence[Any] | None = None) -> None:
+        """Tell every worker what to do, and with what."""
         with self._workers.closed_on_error():
-            for worker, message in zip(self._workers, messages, strict=True):
-                worker.send(message)
+            for worker, own in zip(self._workers, given or [None] * len(self._workers), strict=True):
+                worker.send((command, own))
         self._waiting = True
 
 
@@ -125,7 +142,7 @@ class Rollouts(Closing):
     """
 
     def __init__(self, num_workers: int | None = None):
-        self._workers = Workers(num_workers or available_cores(), "roll_out")
+        self._workers = Workers(num_workers or available_cores(), roll_out)
         self._turn = threading.Lock()
 
     def submit(

@@ -1,39 +1,24 @@
-"""The processes that simulate: how they start, talk and end, and what they do.
-
-Workers are plain subprocesses that talk over a socket pair, not `multiprocessing` children: those import the user's
-script again, which without an `if __name__ == "__main__"` guard would start more of them. A worker never imports JAX,
-uses one thread, is out of reach of Ctrl-C, and ends when its parent does, however that ends: its socket then closes.
-"""
+"""What the processes that simulate do. They never import JAX."""
 
 import json
 import mmap
-import os
-import signal
-import socket
-import subprocess
-import sys
-import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from jaxtyping import Float
 
 from demosift.policy import Actor, RandomPolicy
-from demosift.simulation import environments
-from demosift.types import EnvironmentSpec, InputError, Transitions
+from demosift.processes import WorkerError
+from demosift.simulation import environments, state
+from demosift.types import EnvironmentSpec, Transitions
 
 # Episodes a worker keeps alive at once: enough to make the policy's overhead per step small beside the simulation's.
 LIVE_EPISODES = 16
-
-
-class SimulationError(RuntimeError):
-    """An environment failed, or the process it ran in died. The worker's traceback is in a note."""
 
 
 class Job(NamedTuple):
@@ -55,101 +40,6 @@ class Episode:
     transitions: Transitions | None = None
 
 
-class Failure(NamedTuple):
-    """The last message of a worker that cannot go on."""
-
-    message: str
-    traceback: str
-    is_input: bool
-
-
-class Worker:
-    """The parent's view of one worker process."""
-
-    def __init__(self, role: str, *fds: int):
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
-        # Before NumPy loads, or its threads would compete with the other workers'.
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        with theirs:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    f"import demosift.simulation.workers as w; w.serve(w.{role}, {theirs.fileno()}, *{fds})",
-                ],
-                pass_fds=(theirs.fileno(), *fds),
-                env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,  # stdout belongs to --json
-                process_group=0,  # Ctrl-C goes to the terminal's group: the parent decides what becomes of its workers
-            )
-
-    def send(self, message: Any) -> None:
-        try:
-            self.connection.send(message)
-        except OSError:
-            self.receive()  # it died: its last message, if any, says why
-
-    def receive(self) -> Any:
-        try:
-            answer = self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise SimulationError(f"a simulation worker died (exit status {self.process.poll()})") from error
-        if isinstance(answer, Failure):
-            failure = InputError(answer.message) if answer.is_input else SimulationError(answer.message)
-            failure.add_note(answer.traceback)
-            raise failure
-        return answer
-
-
-class Workers:
-    """Workers with the same role; they end when closed, when garbage-collected, or when this process ends."""
-
-    def __init__(self, num_workers: int, role: str, *fds: int):
-        self._workers = [Worker(role, *fds) for _ in range(num_workers)]
-        self.close = weakref.finalize(self, _end, self._workers)
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
-        """One worker's failure ends all of them: the others' answers would arrive where nobody expects them."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    def __iter__(self) -> Iterator[Worker]:
-        if not self.close.alive:
-            raise RuntimeError("the simulation was closed")
-        return iter(self._workers)
-
-
-class Closing:
-    """Something that is closed at the end of a `with` block."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _end(workers: list[Worker]) -> None:
-    for worker in workers:
-        worker.process.kill()  # it holds nothing that needs saving
-    for worker in workers:
-        worker.process.wait()
-        worker.connection.close()
-
-
 def record_type(obs_dim: int, action_dim: int) -> np.dtype:
     """One environment's row of the shared memory."""
     return np.dtype(
@@ -163,20 +53,6 @@ def record_type(obs_dim: int, action_dim: int) -> np.dtype:
         ],
         align=True,
     )
-
-
-def serve(role: Callable[..., None], fd: int, *fds: int) -> None:
-    """A worker's main function."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = Connection(fd)
-    try:
-        role(connection, *fds)
-    except (EOFError, ConnectionError):
-        pass  # the parent is gone
-    except Exception as error:
-        ours = isinstance(error, InputError | SimulationError)
-        message = str(error) if ours else f"{type(error).__name__}: {error}"
-        connection.send(Failure(message, traceback.format_exc(), isinstance(error, InputError)))
 
 
 class _Environment:
@@ -202,27 +78,36 @@ class _Environment:
         try:
             yield
         except Exception as error:
-            raise SimulationError(f"environment {self.spec.id!r} failed: {type(error).__name__}: {error}") from error
+            raise WorkerError(f"environment {self.spec.id!r} failed: {type(error).__name__}: {error}") from error
 
 
 def simulate(connection: Connection, memory: int) -> None:
-    """The worker of `Simulators`: it has a row of the shared memory for each of its environments."""
+    """The worker of `Simulators`: it has a row of the shared memory for each of its environments.
+
+    A command is to `reset` with seeds, to `step`, to `capture` the environments' states, or to `restore` them.
+    """
     specs, start, total, obs_dim, action_dim = connection.recv()
     dtype = record_type(obs_dim, action_dim)
     records = np.frombuffer(mmap.mmap(memory, total * dtype.itemsize), dtype)[start : start + len(specs)]
     envs = [_Environment(spec) for spec in specs]
     sizes = [environments.spaces(spec) for spec in specs]
     while True:
-        seeds = connection.recv()
+        command, given = connection.recv()
+        if command == "capture":
+            connection.send([state.capture(env.env) for env in envs])
+            continue
         for row, (env, (obs_size, action_size)) in enumerate(zip(envs, sizes, strict=True)):
             record = records[row]
-            if seeds is not None:
-                record["obs"][:obs_size] = env.reset(seeds[row])
-                continue
-            next_obs, record["reward"], terminal, timeout = env.step(record["action"][:action_size])
-            record["next_obs"][:obs_size] = next_obs
-            record["obs"][:obs_size] = env.reset() if terminal or timeout else next_obs
-            record["terminal"], record["timeout"] = terminal, timeout
+            if command == "restore":
+                env.reset(0)  # which makes what a first reset makes
+                state.restore(env.env, given[row])
+            elif command == "reset":
+                record["obs"][:obs_size] = env.reset(given[row])
+            else:
+                next_obs, record["reward"], terminal, timeout = env.step(record["action"][:action_size])
+                record["next_obs"][:obs_size] = next_obs
+                record["obs"][:obs_size] = env.reset() if terminal or timeout else next_obs
+                record["terminal"], record["timeout"] = terminal, timeout
         connection.send(None)
 
 

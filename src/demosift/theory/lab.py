@@ -6,18 +6,19 @@ however many processes. Nothing that is written depends on the clock: the same s
 
 import json
 import math
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
 from demosift.files import atomic_folder, plain, write_json
+from demosift.processes import Workers
 from demosift.progress import Progress
 from demosift.theory.claim import Claim, Finding, Numbers, generator
 from demosift.theory.claims import BY_NAME, CLAIMS
@@ -76,19 +77,36 @@ def run(lab: Lab) -> list[Finding]:
                 found[name] = examine(name, lab.seed, lab.scale)
                 line.advance()
         else:
-            # Spawned, not forked: the caller may run threads, as JAX does.
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(min(lab.processes, len(names)), mp_context=spawn) as pool:
-                order = sorted(names, key=lambda name: not BY_NAME[name].slow)
-                pending = {pool.submit(examine, name, lab.seed, lab.scale): name for name in order}
-                try:
-                    for future in as_completed(pending):
-                        found[pending[future]] = future.result()
-                        line.advance()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+            order = sorted(names, key=lambda name: not BY_NAME[name].slow)
+            for name, finding in examine_together(order, lab):
+                found[name] = finding
+                line.advance()
     return [found[name] for name in names]
+
+
+def examine_together(names: Sequence[str], lab: Lab) -> Iterator[tuple[str, Finding]]:
+    """Every claim's finding as it comes, from processes that take the next claim whenever they are done with one."""
+    waiting = list(reversed(names))
+    with closing(Workers(min(lab.processes, len(names)), examine_each)) as workers:
+        busy = {}
+        for worker in workers:
+            worker.send((waiting.pop(), lab.seed, lab.scale))
+            busy[worker.connection] = worker
+        while busy:
+            for connection in wait(list(busy)):
+                worker = busy[connection]
+                yield worker.receive()
+                if waiting:
+                    worker.send((waiting.pop(), lab.seed, lab.scale))
+                else:
+                    del busy[connection]
+
+
+def examine_each(connection: Connection) -> None:
+    """What a worker does."""
+    while True:
+        name, seed, scale = connection.recv()
+        connection.send((name, examine(name, seed, scale)))
 
 
 def examine(name: str, seed: int, scale: float) -> Finding:
