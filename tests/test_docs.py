@@ -96,6 +96,7 @@ SIZES = {
     r"--evaluate-every \d+": "--evaluate-every 10",
     r"(?<=hopper/noisy-expert )|(?<=halfcheetah/noisy-expert )": "--pool 1 ",
     r"(?<=demosift theory )": "--scale 0.1 ",
+    r"(?<=demosift reproduce noisy-expert )": "--methods bc nbcu ",
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from conftest import tree
 
@@ -16,6 +17,7 @@ from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
 from demosift.sift.agreement import batch_information, movement, prediction_error, whitened
+from demosift.sift.cuts import find_cuts, rows_left
 from demosift.sift.filtering import filter_dataset
 from demosift.sift.scorers import NeighbourScorer
 from demosift.sift.scoring import score
@@ -24,14 +26,16 @@ from demosift.types import Dataset, InputError, Origin, Transitions
 STEPS, GOOD, BAD = 30, 9, 6
 
 
-def pile(noise: float = 0.6, seed: int = 0) -> Dataset:
-    """Point robots that walk to the origin: first good episodes, then ones whose actions are noise."""
-    rng = np.random.default_rng(seed)
+def pile(goal: float | None = None, bad: int = BAD) -> Dataset:
+    """Point robots that walk to the origin; later episodes walk to another goal, or their actions are noise."""
+    rng = np.random.default_rng(0)
     obs, action = [], []
-    for episode in range(GOOD + BAD):
+    for episode in range(GOOD + bad):
         state = rng.uniform(-1, 1, 2)
         for _ in range(STEPS):
-            wanted = -0.8 * state if episode < GOOD else noise * rng.uniform(-1, 1, 2)
+            wanted = -0.8 * state
+            if episode >= GOOD:
+                wanted = 0.6 * rng.uniform(-1, 1, 2) if goal is None else 0.8 * (goal - state)
             obs.append(state)
             action.append(np.clip(wanted + 0.02 * rng.normal(size=2), -1, 1))
             state = state + 0.2 * action[-1]
@@ -173,8 +177,8 @@ def test_what_a_person_decided_stands(tmp_path: Path):
 
 def test_bad_episodes_lower_the_weight_of_their_like():
     """With an expert that was chosen carelessly, knowing what is bad tells more; and no row gains by it."""
-    bad, others = split_episodes(PILE, [GOOD + 2, GOOD + 3])
-    expert, rest = split_episodes(others, [0, 1, GOOD, GOOD + 1])
+    bad, others = split_episodes(pile(goal=0.8, bad=12), range(GOOD, GOOD + 4))
+    expert, rest = split_episodes(others, [0, 1, 2, GOOD, GOOD + 1, GOOD + 2])
     assert isinstance(rest, Dataset)
     without, with_bad = (score(expert, rest, bad=given, **SETTINGS) for given in (None, bad))
     assert (with_bad.weight <= without.weight + 1e-12).all()
@@ -183,8 +187,8 @@ def test_bad_episodes_lower_the_weight_of_their_like():
     noisy = rest.origin.code == 1
     shares = [own.supplementary[noisy].sum() / own.supplementary.sum() for own in (without, with_bad)]
     assert shares[1] < 0.7 * shares[0]
-    assert with_bad.summary["bad"]["episodes"] == 2
-    assert with_bad.summary["bad"]["auc"] > 0.7
+    assert with_bad.summary["bad"]["episodes"] == 4
+    assert with_bad.summary["bad"]["auc"] > 0.6
 
 
 def test_nobody_named_an_expert(tmp_path: Path):
@@ -284,6 +288,69 @@ def test_lists_and_decisions(tmp_path: Path):
     for changes, message in wrong:
         with pytest.raises(InputError, match=message):
             read_decisions(source, decide(tmp_path / "e.json", digest, **changes))
+
+
+def idle_pile() -> tuple[Dataset, np.ndarray]:
+    """Episodes that stand still at first and at last, with a sensor's noise; which rows these are."""
+    rng = np.random.default_rng(0)
+    obs, still = [], []
+    for _ in range(6):
+        before, moving, after = rng.integers(15, 25), rng.integers(60, 80), rng.integers(5, 15)
+        path = np.concatenate([np.zeros(before), np.linspace(0, 1, moving), np.ones(after)])
+        obs.append(np.stack([path, np.sin(3 * path)], axis=1) + 1e-4 * rng.normal(size=(len(path), 2)))
+        still.append(np.repeat([True, False, True], [before, moving, after]))
+    states = np.concatenate(obs).astype(np.float32)
+    zeros, timeout = np.zeros(len(states), np.float32), np.zeros(len(states), bool)
+    timeout[np.cumsum([len(one) for one in obs]) - 1] = True
+    return Dataset(Transitions(states, states, zeros, states, timeout & False), timeout), np.concatenate(still)
+
+
+def test_idle_starts_and_ends_are_cut():
+    data, still = idle_pile()
+    cuts = find_cuts(DatasetRows(data), np.ones(len(data)), 0.5)
+    assert {cut.why for cut in cuts} == {"idle start", "idle end"}
+    left = rows_left(cuts, data.episode_ends)
+    assert (~left[still]).mean() > 0.7  # a few before and after each movement stay
+    assert (~left[~still]).mean() < 0.02
+
+
+def test_stretches_that_weigh_little_are_cut_and_single_rows_are_not():
+    weight = np.ones(STEPS * 15)
+    weight[3 * STEPS : 4 * STEPS] = 1e-3  # an episode
+    weight[::17] = 1e-3
+    cuts = [cut for cut in find_cuts(DatasetRows(PILE), weight, 0.5) if cut.why == "low weight"]
+    assert {cut.episode for cut in cuts} == {3}
+    left = rows_left(find_cuts(DatasetRows(PILE), weight, 0.5), PILE.episode_ends).reshape(-1, STEPS)
+    assert not left[3].any()
+    assert left[:3, :15].all()
+    none = rows_left(find_cuts(DatasetRows(PILE), np.zeros(len(weight)), 0.5), PILE.episode_ends)
+    assert not none.any()
+
+
+def test_decisions_filter(tmp_path: Path):
+    source, out = put(tmp_path, "lerobot:folder"), tmp_path / "scores"
+    score(f"{source}::episodes=0-2", f"{source}::without=0-2", out=out, **SETTINGS)
+    path = decide(tmp_path / "d.json", digest_source(source), keep=[GOOD], drop=[0, 4])
+    filter_dataset(source, out, f"lerobot:{tmp_path / 'kept'}", episodes=GOOD, decisions=path)
+    kept = ds.read_dataset(f"lerobot:{tmp_path / 'kept'}")
+    numbers = [*range(1, 4), *range(5, GOOD + 1)]
+    assert np.array_equal(kept.transitions.obs, PILE.transitions.obs.reshape(-1, STEPS, 2)[numbers].reshape(-1, 2))
+    wrong = decide(tmp_path / "e.json", digest_source(source), keep=[99])
+    with pytest.raises(InputError, match="episode 99 does not exist"):
+        filter_dataset(source, out, f"lerobot:{tmp_path / 'other'}", decisions=wrong)
+    done = filter_dataset(source, out, tmp_path / "w", episodes=GOOD, decisions=path, weights=True)
+    table = pq.read_table(Path(done.out) / "sample_weights.parquet")
+    assert table.column_names == ["index", "weight"]
+    assert table["index"].to_pylist() == list(range(len(PILE)))
+    command = (Path(done.out) / "delete_episodes.txt").read_text()
+    dropped = [0, 4, *range(GOOD + 1, GOOD + BAD)]
+    assert command.endswith(f'--operation.type delete_episodes --operation.episode_indices "{dropped}"\n')
+    for cut in json.loads((Path(done.out) / "cuts.json").read_text())["cuts"]:
+        assert 0 <= cut["start"] < cut["stop"] <= STEPS
+    frames = filter_dataset(source, out, f"lerobot:{tmp_path / 'cut'}", frames=True)
+    assert frames.kept_rows < GOOD * STEPS
+    with pytest.raises(InputError, match="only one of"):
+        filter_dataset(source, out, f"lerobot:{tmp_path / 'x'}", frames=True, top=0.5)
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

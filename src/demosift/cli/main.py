@@ -261,8 +261,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--threshold", type=float, help="keep rows that weigh at least this (default: the threshold of score)")
     add("--top", type=float, metavar="SHARE", help="keep this share of the rows, the heaviest first")
     add("--episodes", type=float, metavar="N", help="keep the N best episodes, or below 1 that share of them")
+    add("--frames", action="store_true", help="cut idle starts and ends, and stretches that weigh little")
+    add("--decisions", metavar="FILE", help="keep and drop the episodes that a person decided about on the page")
     add("--filter-key", metavar="NAME", help="write a copy of a robomimic file with this filter key instead")
-    add("--weights", action="store_true", help="write the kept episodes' numbers and a weight per frame instead")
+    add("--weights", action="store_true", help="write lists of episodes, a weight per frame and frames to cut instead")
 
     sub = verb("export", "write a policy as an ONNX file, checked against the original")
     add = sub.add_argument

@@ -333,6 +333,8 @@ def run_filter(options: argparse.Namespace) -> Answer:
             episodes=options.episodes,
             filter_key=options.filter_key,
             weights=options.weights,
+            frames=options.frames,
+            decisions=options.decisions,
         )
     return dataclasses.asdict(done), str(done)
 

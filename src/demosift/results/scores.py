@@ -46,6 +46,7 @@ class Scores:
     order: Int[np.ndarray, "episodes"]  # episodes, best first
     threshold: float
     summary: Mapping[str, Any]
+    numbers: Int[np.ndarray, "episodes"]  # of the episodes, in their file
     settled: Int[np.ndarray, "episodes"] | None = None  # 1 for episodes named as the expert's, -1 for bad ones, else 0
 
 
@@ -136,7 +137,7 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
 
 def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     rows = read_table(folder / ROWS, ["episode", "weight"], role)
-    episodes = read_table(folder / EPISODES, ["episode", "log_weight"], role)
+    episodes = read_table(folder / EPISODES, None, role)
     weight = rows["weight"].to_numpy()
     number = rows["episode"].to_numpy()
     stated = summary[role].get("rows", len(weight))
@@ -148,7 +149,10 @@ def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     best = np.empty(len(ends))
     best[episodes["episode"].to_numpy()] = episodes["log_weight"].to_numpy()
     order = np.argsort(-best, kind="stable")
-    return Scores(role, weight, ends, order, float(summary["threshold"]), summary)
+    numbers = np.arange(len(ends))
+    if "number" in episodes.column_names:  # files of before count from 0
+        numbers[episodes["episode"].to_numpy()] = episodes["number"].to_numpy()
+    return Scores(role, weight, ends, order, float(summary["threshold"]), summary, numbers)
 
 
 def read_dataset_scores(folder: Path, summary: Row) -> Scores:
@@ -157,8 +161,7 @@ def read_dataset_scores(folder: Path, summary: Row) -> Scores:
     named = summary.get("expert_by") == "the user"
     for role in SOURCES:
         own = read_role(folder, summary, role)
-        table = read_table(folder / EPISODES, ["episode", "number"], role)
-        numbers.append(table["number"].to_numpy()[np.argsort(table["episode"].to_numpy())])
+        numbers.append(own.numbers)
         weights += np.split(own.weight, own.episode_ends[:-1])
         settled.append(np.full(len(own.order), int(role == "expert" and named)))
     log_weight = [float(np.log(own).mean()) for own in weights]
@@ -183,7 +186,7 @@ def read_dataset_scores(folder: Path, summary: Row) -> Scores:
     merit = np.lexsort((-np.array(log_weight)[place], -known[place]))
     ends = np.cumsum([len(weights[index]) for index in place])
     weight = np.concatenate([weights[index] for index in place])
-    return Scores("dataset", weight, ends, merit, float(summary["threshold"]), summary, known[place])
+    return Scores("dataset", weight, ends, merit, float(summary["threshold"]), summary, number[place], known[place])
 
 
 def read_summary(folder: Path) -> Row:
@@ -219,7 +222,7 @@ def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role | Li
     )
 
 
-def read_table(path: Path, columns: list[str], role: Role) -> "pa.Table":
+def read_table(path: Path, columns: list[str] | None, role: Role) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

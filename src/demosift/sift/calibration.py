@@ -45,11 +45,16 @@ class Coefficients(NamedTuple):
 
 
 def fit_coefficients(
-    features: Features, num_expert: int, ridge: float = RIDGE, standardise: bool = True
+    features: Features,
+    num_expert: int,
+    ridge: float = RIDGE,
+    standardise: bool = True,
+    log_ceiling: float = LOG_LIMIT,
 ) -> Coefficients:
     """The coefficients of least loss. The first `num_expert` rows are the expert's; all rows are the union's.
 
-    Features whose scale means nothing are standardised, which lets the ridge weigh them alike.
+    Features whose scale means nothing are standardised, which lets the ridge weigh them alike. No weight exceeds the
+    ceiling.
     """
     union = features[:, :: max(1, features.shape[1] // MOST_ROWS)]
     centre = union.mean(axis=1)
@@ -69,8 +74,11 @@ def fit_coefficients(
         return float(value), gradient
 
     # Two starts, for a union that is half the expert's and for one that hardly is: the loss is not convex in rho.
-    bounds = [(0.0, None)] * len(features) + [(None, None), (0.0, LOG_LIMIT)]
-    starts = [np.array([*np.ones(len(features)), offset, top]) for offset, top in ((1.0, np.log(2.0)), (-4.0, 5.0))]
+    bounds = [(0.0, None)] * len(features) + [(None, None), (0.0, log_ceiling)]
+    starts = [
+        np.array([*np.ones(len(features)), offset, min(top, log_ceiling)])
+        for offset, top in ((1.0, np.log(2.0)), (-4.0, 5.0))
+    ]
     solutions = [minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
     best = min(solutions, key=lambda solution: solution.fun).x
     if (best[:-2] < USELESS).all():

@@ -7,7 +7,8 @@ models that left each row out. Where the surroundings say nothing about the expe
 
 One expert trajectory has but one mean over its episode, and ten over stretches of a hundred rows. A coefficient fitted
 to that few must not be believed too far, hence the ridge, in units of log-weights: where rows hardly differ, neither
-may their surroundings.
+may their surroundings. Nor may the ceiling rise far: how much of the union is the expert's was estimated row by row,
+and the means of two or three short episodes would set those apart from all others.
 """
 
 import numpy as np
@@ -17,6 +18,7 @@ from demosift.sift.calibration import Coefficients, fit_coefficients
 
 STRETCH = 100  # rows around a row, as many before it as after it
 RIDGE = 3e-3
+HIGHER = 3.0  # times the heaviest row by itself: the most that a row may weigh
 
 Rows = Float[np.ndarray, "rows"]
 Ends = Int[np.ndarray, "episodes"]
@@ -39,5 +41,6 @@ def surroundings(log_weight: Rows, ends: Ends) -> Float[np.ndarray, "3 rows"]:
 def weigh_in_context(weight: Rows, ends: Ends, num_expert: int) -> tuple[Rows, Coefficients]:
     """The weights with their surroundings taken into account; unchanged where these say nothing."""
     features = surroundings(np.log(weight), ends)
-    coefficients = fit_coefficients(features, num_expert, ridge=RIDGE, standardise=False)
+    most = float(np.log(HIGHER * max(weight.max(), 1.0)))
+    coefficients = fit_coefficients(features, num_expert, ridge=RIDGE, standardise=False, log_ceiling=most)
     return (weight if coefficients.useless else np.exp(coefficients.log_weight(features))), coefficients

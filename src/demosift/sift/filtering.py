@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool
 
-from demosift.data import read_dataset, without_episodes, write_dataset
+from demosift.data import RowSource, open_rows, read_dataset, without_episodes, write_dataset
+from demosift.data.decisions import read_decisions
 from demosift.data.formats import FORMATS, Format, Source, chosen_episodes, format_of, split_options
 from demosift.data.formats.lerobot.selection import list_frames
 from demosift.data.formats.robomimic import write_filter_key
 from demosift.data.selection import Selection
-from demosift.files import atomic_folder
+from demosift.files import atomic_folder, write_json
 from demosift.results.scores import Scores, read_scores
+from demosift.sift.cuts import Cut, find_cuts, rows_left
 from demosift.types import Demonstrations, InputError
 
 
@@ -48,34 +50,51 @@ def filter_dataset(
     episodes: float | None = None,
     filter_key: str | None = None,
     weights: bool = False,
+    frames: bool = False,
+    decisions: str | os.PathLike[str] | None = None,
 ) -> Filtered:
     """Keep rows by their weight, or whole episodes by their rank, and write them to `out`.
 
     `threshold` keeps rows that weigh at least that much (default: the threshold stored with the scores); `top` keeps
     that share of the rows, the heaviest; `episodes` keeps that many whole episodes, or below 1 that share of them, best
-    first.
+    first; `frames` cuts idle starts and ends, and stretches that weigh less than the stored threshold. `decisions` is a
+    file that the page of scores downloads: its episodes are kept or dropped whole, whatever they weigh.
 
     `out` has the format of `data`, unless it names another (`minari:ID`, `lerobot:FOLDER`, ...). With `filter_key` it
     is a copy of a robomimic file that lists the kept demonstrations under that name; with `weights`, a folder with the
-    list of kept episodes and the weight of every frame.
+    list of kept episodes, the weight of every frame, and the frames to cut.
     """
-    rules = {"threshold": threshold, "top": top, "episodes": episodes}
+    rules = {"threshold": threshold, "top": top, "episodes": episodes, "frames": frames or None}
     if sum(value is not None for value in rules.values()) > 1:
-        raise InputError("filter: give only one of threshold, top and episodes")
+        raise InputError("filter: give only one of threshold, top, episodes and frames")
     _check_whole(data)
     read = read_scores(data, scores)
-    keep, rule = choose(read, threshold, top, episodes)
-    if read.settled is not None and episodes is None:
-        # What a person has decided stands: the expert's episodes are kept whole, bad ones are dropped whole.
-        settled = np.repeat(read.settled, np.diff(read.episode_ends, prepend=0))
-        keep = (keep | (settled > 0)) & (settled >= 0)
+    cuts = find_cuts(_open(data), read.weight, read.threshold) if frames or weights else []
+    if frames:
+        keep, rule = rows_left(cuts, read.episode_ends), "idle and light stretches cut"
+    else:
+        keep, rule = choose(read, threshold, top, episodes)
+    settled = np.zeros(len(read.episode_ends), np.int64) if read.settled is None else read.settled.copy()
+    if decisions is not None:
+        named = read_decisions(data, decisions)
+        for number in (*named["keep"], *named["drop"]):
+            if number not in read.numbers:
+                raise InputError(f"{decisions}: episode {number} does not exist in {os.fspath(data)}")
+        settled[np.isin(read.numbers, named["keep"])] = 1
+        settled[np.isin(read.numbers, named["drop"])] = -1
+        rule += f", and {len(named['keep'])} kept and {len(named['drop'])} dropped by decision"
+    # What a person has decided stands: such episodes are kept whole or dropped whole. Idle frames are no such matter.
+    by_row = np.repeat(settled, np.diff(read.episode_ends, prepend=0))
+    keep = (keep if frames else keep | (by_row > 0)) & (by_row >= 0)
+    if not keep.any():
+        raise InputError("filter: nothing is left")
     selection = Selection(keep, read.episode_ends)
     if filter_key is not None and weights:
         raise InputError("filter: give a filter key or weights, not both")
     if filter_key is not None:
         _write_filter_key(data, out, filter_key, selection)
     elif weights:
-        _write_weights(data, out, selection, read)
+        _write_weights(data, out, selection, read, cuts)
     else:
         _write_kept(data, out, selection)
     counts = (len(keep), int(keep.sum()), len(read.episode_ends), len(selection.episodes))
@@ -146,8 +165,15 @@ def _write_filter_key(data: Source, out: Source, name: str, selection: Selection
     write_filter_key(place, os.fspath(out), name, selection, **options)
 
 
-def _write_weights(data: Source, out: Source, selection: Selection, scores: Scores) -> None:
-    """Write `episodes.json`, the numbers of the episodes of which any row is kept, and `weights.parquet`.
+def _open(data: Source) -> RowSource:
+    try:
+        return open_rows(data)
+    except InputError:  # actions outside [-1, 1] and no known bounds
+        return open_rows(data, actions="rescale")
+
+
+def _write_weights(data: Source, out: Source, selection: Selection, scores: Scores, cuts: list[Cut]) -> None:
+    """Write what other programs read: lists of episodes, weights of frames, and frames to cut.
 
     The last frame of a LeRobot episode has no successor and so no score: it gets the weight of the frame before it.
     """
@@ -162,8 +188,17 @@ def _write_weights(data: Source, out: Source, selection: Selection, scores: Scor
     columns = dict(zip(("episode_index", "frame_index", "index"), indices.T, strict=True))
     table = pa.table({**columns, "weight": scores.weight[rows]})
     kept = np.unique(indices[selection.keep[rows], 0]).tolist()
-    with atomic_folder(os.fspath(out), num_bytes=table.nbytes + 65536) as folder:
+    dropped = sorted(set(np.unique(indices[:, 0]).tolist()) - set(kept))
+    delete = (
+        f'lerobot-edit-dataset --repo_id ID --operation.type delete_episodes --operation.episode_indices "{dropped}"'
+    )
+    with atomic_folder(os.fspath(out), num_bytes=2 * table.nbytes + 65536) as folder:
         pq.write_table(table, folder / "weights.parquet")
+        pq.write_table(table.select(["index", "weight"]), folder / "sample_weights.parquet")
+        listed = [cut._asdict() | {"episode": int(scores.numbers[cut.episode])} for cut in cuts]
+        write_json(folder / "cuts.json", {"cuts": listed})
+        if dropped:
+            (folder / "delete_episodes.txt").write_text(f"lerobot-edit-dataset --repo_id ID {delete}\n", "utf-8")
         # On one line, so that a shell can hand it on: --dataset.episodes="$(cat episodes.json)"
         (folder / "episodes.json").write_text(f"{json.dumps(kept)}\n", encoding="utf-8")
 
