@@ -93,8 +93,9 @@ SIZES = {
     r"ds\.Sift\(\)": 'ds.Sift(scorer="neighbours", hidden=(8, 8), batch_size=16)',
     r"iterations=[\d_]+": "iterations=20",
     r"--iterations \d+": "--iterations 20",
-    r"--evaluate-every \d+": "--evaluate-every 10",
-    r"(?<=hopper/noisy-expert )|(?<=halfcheetah/noisy-expert )": "--pool 1 ",
+    r"--evaluate-every \d+": "--evaluate-every 20",
+    r"(?<=hopper/noisy-expert )|(?<=halfcheetah/noisy-expert )": "--pool 10 ",
+    r"(?<=demosift score )|(?<=demosift train )(?=--)": "--scorer neighbours ",
     r"(?<=demosift theory )": "--scale 0.1 ",
     r"(?<=demosift reproduce noisy-expert )": "--methods bc nbcu ",
 }
