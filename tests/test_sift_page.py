@@ -15,10 +15,14 @@ from test_diagnosis import EPISODE, make_set
 from test_report import CHROMIUM, HOSTILE, browse, write_report, write_run
 
 from demosift.cli import main as cli
+from demosift.data import write_dataset
+from demosift.data.decisions import read_episodes
+from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
 from demosift.experiments.presets import row_facts
 from demosift.report import sift_page
 from demosift.results.scores import is_score_folder
+from demosift.sift.filtering import filter_dataset
 from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, draw_sample
 from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, strip
 from demosift.sift.scoring import Scored, score
@@ -179,7 +183,7 @@ def poisoned(value: Any, poison: str, key: str = "") -> Any:
         return {name: poisoned(one, poison, name) for name, one in value.items()}
     if isinstance(value, list):
         return [poisoned(one, poison, key) for one in value]
-    return poison if isinstance(value, str) and key not in ("strip", "level") else value
+    return poison if isinstance(value, str) and key not in ("strip", "level", "signals") else value
 
 
 def test_strips_are_letters_and_digits(scores: Path) -> None:
@@ -425,3 +429,49 @@ def test_dark_screens_get_dark_colours(scores: Path, tmp_path: Path) -> None:
         pictures.append(picture.read_bytes())
     assert pictures[0] == pictures[1]
     assert pictures[0] != pictures[2]
+
+
+TRIAGE = """<!doctype html><iframe id="frame" src="scores/report.html" style="width:900px;height:900px"></iframe>
+<pre id="said">nothing</pre><script>
+frame.onload = async () => {
+  const view = frame.contentWindow, page = frame.contentDocument, found = {};
+  let blob;
+  view.URL.createObjectURL = (given) => { blob = given; return "#"; };
+  const press = (key) => page.dispatchEvent(new view.KeyboardEvent("keydown", { key, bubbles: true }));
+  press("k");  // nothing is chosen yet
+  press("ArrowDown");
+  for (const key of ["k", "k", "k", "D", "d", "d", "k", "d", "k", "d"]) press(key);
+  press("ArrowUp"); press("u"); press("d");
+  found.decided = page.getElementById("decided").textContent;
+  found.caption = page.querySelector("#signals figcaption").textContent;
+  const pen = page.querySelector("#signals canvas").getContext("2d");
+  found.drawn = [...pen.getImageData(0, 0, 300, 200).data].some(Boolean);
+  found.order = [...page.querySelectorAll(".ranking tbody tr")].map((row) => Number(row.dataset.episode));
+  page.getElementById("download").click();
+  found.file = await blob.text();
+  said.textContent = JSON.stringify(found);
+};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_ten_episodes_are_triaged_by_keyboard_and_the_decisions_filter(tmp_path: Path) -> None:
+    expert, pile = make_set(0, 5, source="expert"), make_set(1, 14, noisy=0.5, source="pile")
+    for name, data in (("expert", expert), ("pile", pile)):
+        write_dataset(data, tmp_path / f"{name}.hdf5")
+    source = tmp_path / "pile.hdf5"
+    score(tmp_path / "expert.hdf5", source, out=tmp_path / "scores", scorer="neighbours", members=1, progress=False)
+    (tmp_path / "triage.html").write_text(TRIAGE)
+    answer = re.search(r'<pre id="said">(.*?)</pre>', browse(tmp_path / "triage.html", tmp_path))
+    assert answer
+    found = json.loads(html.unescape(answer[1]))
+    assert found["decided"] == "5 kept, 5 dropped"
+    assert found["drawn"]
+    assert re.match(r"Episode \d+: state 0", found["caption"])
+    kept, dropped = ([found["order"][place] for place in places] for places in ((0, 1, 2, 6, 8), (3, 4, 5, 7, 9)))
+    decisions = tmp_path / "decisions.json"
+    decisions.write_text(found["file"])
+    assert json.loads(found["file"])["keep"] == sorted(kept)
+    done = filter_dataset(source, tmp_path / "scores", tmp_path / "kept.hdf5", episodes=1, decisions=decisions)
+    assert done.kept_episodes == 5
+    assert str(read_episodes(source, str(decisions), "drop")) == str(Episodes.of(sorted(dropped)))

@@ -42,6 +42,81 @@
   }
   table.querySelector('th[data-sort="rank"]').setAttribute("aria-sort", "ascending");
 
+  // Deciding about episodes by keyboard, and what happens in the one that is chosen.
+  const decisions = new Map();
+  const [panel, figure, decided] = ["decide", "signals", "decided"].map((id) => document.getElementById(id));
+  const store = `demosift ${content.dataset}`;
+  const visible = () => [...body.rows].filter((row) => !row.hidden);
+  let chosen;
+  function keepInMind(row, choice) {
+    const episode = Number(row.dataset.episode);
+    choice ? decisions.set(episode, choice) : decisions.delete(episode);
+    row.dataset.choice = choice;
+    const count = (wanted) => [...decisions.values()].filter((one) => one === wanted).length;
+    decided.textContent = decisions.size ? `${count("keep")} kept, ${count("drop")} dropped` : "";
+    try { sessionStorage.setItem(store, JSON.stringify([...decisions])); } catch { /* not from a file, in some browsers */ }
+  }
+  function choose(row) {
+    if (!row) return;
+    chosen?.classList.remove("chosen");
+    chosen = row;
+    row.classList.add("chosen");
+    row.scrollIntoView({ block: "nearest" });
+    drawSignals();
+  }
+  function drawSignals() {
+    const own = chosen && content.signals[chosen.dataset.episode];
+    figure.hidden = !own?.length;
+    if (!own?.length) return;
+    figure.querySelector("figcaption").textContent = `Episode ${chosen.dataset.episode}: ${figure.dataset.names}, and the weight`;
+    const [pen, width, height] = fit(figure.querySelector("canvas"));
+    const weights = levelsOf(chosen.querySelector("canvas").dataset.cells);
+    const bar = 14, band = (height - bar) / own.length;
+    pen.strokeStyle = outline();
+    own.forEach((text, line) => {
+      const levels = levelsOf(text);
+      pen.globalAlpha = 0.75;
+      pen.beginPath();
+      levels.forEach((level, step) => pen.lineTo((width * step) / Math.max(levels.length - 1, 1), band * (line + 0.9 - 0.8 * (level / 60))));
+      pen.stroke();
+    });
+    pen.globalAlpha = 1;
+    weights.forEach((level, cell) => {
+      pen.fillStyle = colour(level);
+      pen.fillRect((width * cell) / weights.length, height - bar, width / weights.length + 1, bar);
+    });
+  }
+  if (content.dataset) {
+    panel.hidden = false;
+    try {
+      const known = new Map(JSON.parse(sessionStorage.getItem(store) || "[]"));
+      for (const row of rows) if (known.has(Number(row.dataset.episode))) keepInMind(row, known.get(Number(row.dataset.episode)));
+    } catch { /* as above */ }
+    for (const row of rows) row.addEventListener("click", () => choose(row));
+    document.addEventListener("keydown", (event) => {
+      if (event.target === find || event.ctrlKey || event.metaKey || event.altKey) return;
+      const listed = visible(), place = listed.indexOf(chosen);
+      const choice = { k: "keep", d: "drop", u: "" }[event.key.toLowerCase()];
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+        choose(listed[place < 0 ? 0 : place + (event.key === "ArrowDown" ? 1 : -1)]);
+      } else if (choice !== undefined && chosen) {
+        keepInMind(chosen, choice);
+        if (choice) choose(listed[place + 1]);
+      } else return;
+      event.preventDefault();
+    });
+    document.getElementById("download").addEventListener("click", () => {
+      const pick = (wanted) => [...decisions].filter(([, one]) => one === wanted).map(([episode]) => episode).sort((a, b) => a - b);
+      const text = JSON.stringify({ demosift: "decisions", dataset: content.dataset, keep: pick("keep"), drop: pick("drop") });
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+      link.download = "decisions.json";
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    });
+    window.addEventListener("resize", drawSignals);
+  }
+
   const map = content.map;
   const canvas = document.getElementById("map");
   const levels = levelsOf(map.level);

@@ -6,7 +6,9 @@ rows cost no more than a thousand. Nothing from a file reaches the page unescape
 """
 
 import json
+import math
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,6 +60,13 @@ are drawn equally often. A scorer never sees rewards or origins.</li>
 </ul>"""
 
 
+DECIDE = """<div id="decide" hidden>
+<p class="said">Decide for yourself: click on an episode or press ↓; then <kbd>K</kbd> keeps it, <kbd>D</kbd> drops it,
+<kbd>U</kbd> takes that back, and ↑ and ↓ move on. The decisions are for <code>demosift filter --decisions FILE</code>,
+or for the next round: <code>demosift score DATASET --expert-episodes FILE --bad-episodes FILE</code>.</p>
+<p><button type="button" id="download">Download decisions</button> <span id="decided" class="faint"></span></p></div>"""
+
+
 def write_sift_page(folder: str | os.PathLike[str], methods: Methods) -> Path:
     """Write `report.html` into the folder, from the files that are in it."""
     folder = Path(folder)
@@ -86,7 +95,7 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
         details("How the numbers are made", METHOD_NOTES),
         details("Everything in summary.json", f"<pre>{escape(summary_text)}</pre>"),
         footer(summary),
-        f'<script type="application/json" id="sift">{embed(for_script(content))}</script>',
+        f'<script type="application/json" id="sift">{embed(for_script(summary, content))}</script>',
     ]
     script = asset("page.js") + asset("strips.js") + asset("sift_page.js")
     return document(title, body, asset("page.css") + asset("sift_page.css"), script)
@@ -128,10 +137,17 @@ def essentials(summary: Mapping[str, Any], content: Mapping[str, Any], place: in
     )
 
 
-def for_script(content: Mapping[str, Any]) -> dict[str, Any]:
+def for_script(summary: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers and strips for the script. Names stay in the document, where they are escaped."""
     place = content["map"]
+    scored = summary.get("dataset") or summary["supplementary"]
+    digest = str(scored["digest"])
     return {
+        "dataset": digest if re.fullmatch("[0-9a-f]{64}", digest) else "",
+        "signals": {  # pages of before have none
+            int(one["episode"]): [level_text(text) for text in one.get("signals", ())]
+            for one in content["episodes"]["supplementary"]["shown"]
+        },
         "scale": scale_of(content),
         "map": {
             "expert": int(place["expert"]),
@@ -186,12 +202,15 @@ def best_and_worst(content: Mapping[str, Any]) -> str:
     supplementary, expert = content["episodes"]["supplementary"], content["episodes"]["expert"]
     shown, names = supplementary["shown"], supplementary["origins"]
     few = min(HIGHLIGHTED, len(shown) // 2)
+    doubtful = math.log(10) * scale_of(content)["middle"]
     if not few:
         return ""
+    by_doubt = sorted(shown[few:-few], key=lambda one: abs(math.log(max(float(one["typical"]), 1e-9)) - doubtful))
+    unsure = card("Hardest to tell", by_doubt[:few], names, "unsure") if len(by_doubt) >= few else ""
     own = card("The expert's own, for comparison", expert["shown"][:3], expert["origins"], "reference", False)
     best = card("Best of the pile", shown[:few], names, "good")
     worst = card("Worst of the pile", shown[::-1][:few], names, "bad")
-    return f'<div class="cards">{best}{worst}</div>{own}'
+    return f'<div class="cards">{best}{worst}</div><div class="cards">{unsure}{own}</div>'
 
 
 def scale_of(content: Mapping[str, Any]) -> dict[str, float]:
@@ -220,12 +239,15 @@ def episode_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> s
     head += '<th scope="col">Truth</th>' if has_origin else ""
     rows = "".join(episode_row(one, names, has_origin, place, len(shown)) for place, one in enumerate(shown))
     scored = summary.get("dataset") or summary["supplementary"]
+    signal_names = escape(", ".join(printable(str(name)) for name in content.get("signal_names", ())))
     path = shlex.quote(printable(str(scored["path"])))
     return (
         f'<section id="episodes" {scale_attributes(content)}><h2>Which episodes</h2><p class="said">'
         "Each strip is an episode from its first step "
         f'to its last: <b class="o-clean">green</b> weighs {threshold:g} or more and is kept, '
         f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.</p>{best_and_worst(content)}"
+        f"{DECIDE}"
+        f'<figure id="signals" data-names="{signal_names}" hidden><figcaption></figcaption><canvas></canvas></figure>'
         '<div class="tools"><input type="search" id="find" placeholder="Find an episode or origin" '
         'aria-label="Find an episode or origin"><span id="counted" class="faint"></span></div>'
         f'<div class="ranking"><table><thead><tr>{head}<th scope="col" class="wide">Steps, first to last</th></tr>'

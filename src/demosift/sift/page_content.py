@@ -20,6 +20,7 @@ from demosift.types import Origin
 CELLS = 200  # in an episode's strip
 ALL_EPISODES, BEST, WORST, BETWEEN = 500, 100, 100, 300
 EXPERT_EPISODES = 10
+SIGNAL_CELLS, STATES, ACTIONS = 100, 4, 2  # of the signals of an episode: points, columns of states and of actions
 MAP_EXPERT, MAP_SUPPLEMENTARY = 1_000, 3_000
 LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # 61 of them: the threshold is the middle one
 MIDDLE = 30
@@ -40,15 +41,22 @@ def page_content(
     """`episodes`: the columns of `episodes.parquet`. `samples`: rows of both sets, for the map."""
     num_expert = sources[0].num_rows
     scale = colour_scale(weight, threshold)
+    first = len(sources[0].episode_ends)
+    order = shown_episodes(first, len(sources[1].episode_ends), episodes)
+    shown = show_episodes(sources[1], first, order, weight[num_expert:], episodes, scale)
+    names, told = signals(sources[1], order, samples[1])
+    for one, own in zip(shown["shown"], told, strict=True):
+        one["signals"] = own
     source = (np.arange(len(weight)) >= num_expert).astype(np.int8)
     return {
         "scale": scale,
+        "signal_names": names,
         "histogram": weight_histogram(weight, source, ("expert", "supplementary")),
         "episodes": {
-            "expert": show_episodes(sources[0], 0, weight[:num_expert], episodes, scale),
-            "supplementary": show_episodes(
-                sources[1], len(sources[0].episode_ends), weight[num_expert:], episodes, scale
+            "expert": show_episodes(
+                sources[0], 0, shown_episodes(0, first, episodes), weight[:num_expert], episodes, scale
             ),
+            "supplementary": shown,
         },
         "map": state_map(*samples, weight, num_expert, scale, sources),
         "truth": judge_by_truth(sources, weight, num_expert),
@@ -74,17 +82,26 @@ def as_levels(log_weight: Float[np.ndarray, "cells"], scale: dict[str, float]) -
     return "".join(LEVELS[i] for i in np.clip(np.round(level), 0, 2 * MIDDLE).astype(int).tolist())
 
 
-def show_episodes(
-    source: RowSource, first: int, weight: Weights, episodes: Columns, scale: dict[str, float]
-) -> dict[str, Any]:
-    """The episodes that the page lists, best first; `first` is where this source's begin in `episodes`."""
-    own = {name: values[first : first + len(source.episode_ends)] for name, values in episodes.items()}
-    order = np.argsort(own["rank"], kind="stable")
+def shown_episodes(first: int, count: int, episodes: Columns) -> Int[np.ndarray, "shown"]:
+    """Which episodes of a source the page lists, best first; `first` is where the source's begin in `episodes`."""
+    order = np.argsort(episodes["rank"][first : first + count], kind="stable")
     if first == 0:
-        order = order[:EXPERT_EPISODES]
-    elif len(order) > ALL_EPISODES:
-        between = np.linspace(BEST, len(order) - WORST - 1, BETWEEN).astype(int)
-        order = order[np.concatenate([np.arange(BEST), between, np.arange(len(order) - WORST, len(order))])]
+        return order[:EXPERT_EPISODES]
+    if count <= ALL_EPISODES:
+        return order
+    between = np.linspace(BEST, count - WORST - 1, BETWEEN).astype(int)
+    return order[np.concatenate([np.arange(BEST), between, np.arange(count - WORST, count)])]
+
+
+def show_episodes(
+    source: RowSource,
+    first: int,
+    order: Int[np.ndarray, "shown"],
+    weight: Weights,
+    episodes: Columns,
+    scale: dict[str, float],
+) -> dict[str, Any]:
+    own = {name: values[first : first + len(source.episode_ends)] for name, values in episodes.items()}
     truth = majority_origin(source.origin, source.episode_starts) if source.origin else None
     shown = [
         {
@@ -113,6 +130,27 @@ def strip(weight: Weights, scale: dict[str, float]) -> str:
     starts = np.arange(cells) * len(weight) // cells
     means = np.add.reduceat(log_weight, starts) / np.diff(starts, append=len(weight))
     return as_levels(means, scale)
+
+
+def signals(source: RowSource, order: Int[np.ndarray, "shown"], sample: Sample) -> tuple[list[str], list[list[str]]]:
+    """What happens in the episodes that are shown: the columns that vary most, and each episode's levels of them.
+
+    The lowest level stands for a column's 1% quantile, the highest for its 99% quantile.
+    """
+    lengths, starts = np.diff(source.episode_ends, prepend=0)[order], source.episode_starts[order]
+    points = [np.linspace(0, length - 1, min(SIGNAL_CELLS, length)).astype(np.int64) for length in lengths]
+    rows = source.take(np.concatenate([start + own for start, own in zip(starts, points, strict=True)]))
+    names, columns = [], []
+    for name, most, known, values in zip(("state", "action"), (STATES, ACTIONS), sample[-2:], rows, strict=True):
+        low, high = np.quantile(known, [0.01, 0.99], axis=0)
+        varies = known.std(axis=0) / (np.abs(known).mean(axis=0) + 1e-9)
+        moving = sorted(int(one) for one in np.argsort(-varies, kind="stable")[:most] if high[one] > low[one])
+        names += [f"{name} {one}" for one in moving]
+        columns += [2 * MIDDLE * (values[:, one] - low[one]) / (high[one] - low[one]) for one in moving]
+    edges = np.cumsum([len(own) for own in points])[:-1]
+    levels = [np.split(np.clip(np.round(own), 0, 2 * MIDDLE).astype(int), edges) for own in columns]
+    texts = [["".join(LEVELS[level] for level in part.tolist()) for part in own] for own in levels]
+    return names, [[own[place] for own in texts] for place in range(len(order))]
 
 
 def majority_origin(origin: Origin, starts: Int[np.ndarray, "episodes"]) -> Int[np.ndarray, "episodes"]:
