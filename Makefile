@@ -44,6 +44,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "demosift needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@# Meta-World asks for another MuJoCo, which it does not need: see simulation/scripted/metaworld.py.
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps metaworld
 	@touch $@
 
 clean:

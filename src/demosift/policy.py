@@ -275,7 +275,39 @@ class RandomPolicy:
         return rng.uniform(-1, 1, self.action_dim).astype(np.float32)
 
 
-Actor = Policy | RandomPolicy
+Operator = Literal["expert", "second", "noisy", "wrong-goal", "idle"]
+
+
+@dataclass(frozen=True)
+class ScriptedPolicy:
+    """The program that comes with an environment. It looks into the simulator, so it acts nowhere else.
+
+    Members are operators: the program as it is (`expert`), someone as good with another style (`second`), and
+    others with noise, a wrong goal in mind, or idle phases.
+    """
+
+    environment: EnvironmentSpec
+    operators: tuple[Operator, ...] = ("expert",)
+
+    @property
+    def num_members(self) -> int:
+        return len(self.operators)
+
+    @property
+    def action_dim(self) -> int:
+        return self.environment.num_actions or len(self.environment.action_low or ())
+
+    def act(
+        self,
+        obs: ArrayLike,
+        member: int = 0,
+        deterministic: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> np.ndarray | int:
+        raise InputError(f"act: the program of {self.environment.id} needs the simulator: record or evaluate it")
+
+
+Actor = Policy | RandomPolicy | ScriptedPolicy
 
 
 def _observations(obs: ArrayLike, obs_dim: int | None = None) -> tuple[Float[np.ndarray, "rows obs"], bool]:

@@ -219,9 +219,12 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     sub = verb("task", "write a task's expert.hdf5 and supplementary.hdf5")
     add = sub.add_argument
-    add("task", help="ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert")
+    about = "ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert; or, where ENV comes with a "
+    about += "program that solves it, such as metaworld-push, ogbench-cube-single or babyai-goto: ENV/mixed"
+    add("task", help=about)
     add("--out", required=True, help="folder to write")
     add("--seed", type=int, default=0, help="seed of the draw (default: 0)")
+    add("--episodes", type=positive, default=200, help="ENV/mixed: episodes of the pile (default: 200)")
     add_recipe(sub)
 
     train = verb("train", f"train a policy with {DEFAULT_ALGORITHM}, or with the algorithm you name")

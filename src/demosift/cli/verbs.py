@@ -90,7 +90,8 @@ def run_record(options: argparse.Namespace) -> Answer:
 def run_task(options: argparse.Namespace) -> Answer:
     from demosift.tasks.recipes import make_task, write_task
 
-    task = make_task(options.task, options.seed, pool=options.pool, replay=options.replay, disjoint=options.disjoint)
+    recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
+    task = make_task(options.task, options.seed, episodes=options.episodes, **recipe)
     write_task(task, options.out)
     assert task.supplementary is not None
     parts = {"expert": task.expert, "supplementary": task.supplementary}

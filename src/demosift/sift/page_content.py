@@ -24,7 +24,7 @@ SIGNAL_CELLS, STATES, ACTIONS = 100, 4, 2  # of the signals of an episode: point
 MAP_EXPERT, MAP_SUPPLEMENTARY = 1_000, 3_000
 LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # 61 of them: the threshold is the middle one
 MIDDLE = 30
-GOOD = ("expert", "clean")  # origins that are the expert's
+GOOD = ("expert", "clean", "second")  # origins worth imitating
 MOST_JUDGED = 200_000
 
 Columns = dict[str, np.ndarray]

@@ -2,7 +2,8 @@
 
 Actions of policies and data are in [-1, 1] (or one-hot rows of a discrete space). `resolve` reads an environment's own
 bounds, the spec carries them, and its `scale_action` applies them before an environment is stepped. Short names
-stand for the four environments of the paper and three more, for which policies are shipped.
+stand for the four environments of the paper and three more, for which policies are shipped; `scripted` has others,
+which come with a program that solves them.
 """
 
 import difflib
@@ -20,6 +21,7 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float
 
+from demosift.simulation.scripted import catalogue
 from demosift.types import Bounds, EnvironmentSpec, InputError
 
 # Humanoid's positions and velocities: 45 of its 348 numbers.
@@ -36,6 +38,11 @@ SHORT_NAMES: Mapping[str, EnvironmentSpec] = {
     "humanoid": EnvironmentSpec("Humanoid-v5", _HUMANOID),
 }
 IN_THE_PAPER = tuple(SHORT_NAMES)[:4]
+
+catalogue.register()
+
+# Episodes a worker keeps alive at once: enough to make the policy's overhead per step small beside the simulation's.
+LIVE_EPISODES = 16
 
 # Without it, an episode might never end in an environment that has no time limit of its own.
 DEFAULT_EPISODE_STEPS = 1000
@@ -79,7 +86,7 @@ def make(spec: EnvironmentSpec) -> gymnasium.Env:
         raise InputError(f"unknown environment {spec.id!r}{_suggestions(spec.id)}") from error
     except ImportError as error:
         raise InputError(f"unknown environment {spec.id!r}: {_first_line(error)}") from error
-    if "mujoco" in str(registered.entry_point):
+    if any(simulator in str(registered.entry_point) for simulator in ("mujoco", "metaworld", "ogbench")):
         _quieten_mujoco()
     limit = {} if registered.max_episode_steps else {"max_episode_steps": DEFAULT_EPISODE_STEPS}
     try:
@@ -97,6 +104,17 @@ def spaces(spec: EnvironmentSpec) -> Spaces:
 
 def max_episode_steps(spec: EnvironmentSpec) -> int:
     return _describe(spec).max_episode_steps
+
+
+def live_episodes(spec: EnvironmentSpec) -> int:
+    """How many episodes a worker should keep alive: one where environments are slow, to make and to step."""
+    return 1 if spec.id in catalogue.SCRIPTED else LIVE_EPISODES
+
+
+def success(info: Mapping[str, Any]) -> bool | None:
+    """Whether a step was successful, by what the environment tells about it; None where it does not say."""
+    told = info.get("success", info.get("is_success"))
+    return None if told is None else bool(told)
 
 
 def short_name(spec: EnvironmentSpec) -> str:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from demosift.policy import Actor, Policy, RandomPolicy
+from demosift.policy import Actor, Policy, RandomPolicy, ScriptedPolicy
 from demosift.processes import Closing
 from demosift.simulation import environments
 from demosift.simulation.cores import available_cores
+from demosift.simulation.scripted.catalogue import SCRIPTED
 from demosift.simulation.shipped import SHIPPED, shipped_policy
 from demosift.simulation.simulate import Episode, Job, Progress, Rollouts, check_fit, episode_seeds
 from demosift.types import EnvironmentSpec, InputError
@@ -37,6 +38,7 @@ class Evaluation:
     environment: EnvironmentSpec
     returns: Float[np.ndarray, "members episodes"]
     lengths: Int[np.ndarray, "members episodes"]
+    successes: Bool[np.ndarray, "members episodes"] | None = None  # where the environment tells
 
     @classmethod
     def of(cls, environment: EnvironmentSpec, episodes: Sequence[Episode]) -> Self:
@@ -44,7 +46,9 @@ class Evaluation:
         num_members = episodes[-1].member + 1
         returns = np.array([episode.return_ for episode in episodes]).reshape(num_members, -1)
         lengths = np.array([episode.length for episode in episodes]).reshape(num_members, -1)
-        return cls(environment, returns, lengths)
+        told = [episode.success for episode in episodes]
+        successes = None if None in told else np.array(told, bool).reshape(num_members, -1)
+        return cls(environment, returns, lengths, successes)
 
     @property
     def member_returns(self) -> Float[np.ndarray, "members"]:
@@ -76,6 +80,7 @@ class Evaluation:
                 "returns": self.returns[member].tolist(),
                 "lengths": self.lengths[member].tolist(),
                 "score": None if scores is None else float(scores[member].mean()),
+                **({} if self.successes is None else {"success": float(self.successes[member].mean())}),
             }
             for member in range(len(self.returns))
         ]
@@ -94,11 +99,19 @@ class Evaluation:
             "scores": None if scores is None else scores.tolist(),
             "score_mean": None if scores is None else float(scores.mean()),
             "score_std": None if scores is None else spread(scores.mean(axis=1)),
+            **({} if self.successes is None else self._success()),
         }
+
+    def _success(self) -> dict[str, Any]:
+        assert self.successes is not None
+        rates = self.successes.mean(axis=1)
+        return {"successes": self.successes.tolist(), "success_mean": float(rates.mean()), "success_std": spread(rates)}
 
     def __str__(self) -> str:
         scores = self.scores
         scored = "" if scores is None else f" {'score':>8}"
+        if self.successes is not None:
+            scored += f" {'success':>8}"
         lines = [
             f"{self.environment.id}, {self.returns.shape[1]} episodes per member; ± is the standard deviation "
             "over a member's episodes",
@@ -106,11 +119,16 @@ class Evaluation:
         ]
         for member, (returns, lengths) in enumerate(zip(self.returns, self.lengths, strict=True)):
             score = "" if scores is None else f" {scores[member].mean():>8.1%}"
+            if self.successes is not None:
+                score += f" {self.successes[member].mean():>8.1%}"
             deviation = spread(returns)
             plus_minus = "" if deviation is None else f"{deviation:.1f}"
             lines.append(f"{member:>6} {returns.mean():>10.1f} {plus_minus:>8} {lengths.mean():>8.1f}{score}")
         if self.std is not None:
             score = "" if scores is None else f", score {scores.mean():.1%} ± {spread(scores.mean(axis=1)):.1%}"
+            if self.successes is not None:
+                rates = self.successes.mean(axis=1)
+                score += f", success {rates.mean():.1%} ± {spread(rates):.1%}"
             over = f"over the {len(self.returns)} members' means"
             lines.append(f"return {self.mean:.1f} ± {self.std:.1f}{score} (standard deviation {over})")
         return "\n".join(lines)
@@ -208,7 +226,7 @@ def policy_and_environment(
     if isinstance(source, str | os.PathLike):
         policy = load_policy(source, spec)
     else:
-        policy = source if isinstance(source, Policy | RandomPolicy) else source.policy
+        policy = source if isinstance(source, Policy | RandomPolicy | ScriptedPolicy) else source.policy
     kept = policy.environment
     if spec is None:
         if kept is None:
@@ -232,7 +250,7 @@ def load_policy(
         if env is None:
             raise InputError(f"the policy {name!r} needs an environment, such as hopper")
         spec = environments.resolve(env) if isinstance(env, str) else env
-        policy = RandomPolicy(spec) if name == "random" else shipped_policy(environments.short_name(spec), name)
+        policy = _named_policy(name, spec)
     else:
         path = Path(name)
         if not path.exists():
@@ -240,9 +258,17 @@ def load_policy(
         policy = Policy.load(path / "policy.safetensors" if path.is_dir() else path)
     if member is None:
         return policy
-    if isinstance(policy, RandomPolicy):
-        raise InputError("the random policy has no members to choose from")
+    if not isinstance(policy, Policy):
+        raise InputError(f"the {name} policy has no members to choose from")
     return policy.member(member)
+
+
+def _named_policy(name: str, spec: EnvironmentSpec) -> Actor:
+    if name == "random":
+        return RandomPolicy(spec)
+    if name == "expert" and spec.id in SCRIPTED:
+        return ScriptedPolicy(spec)
+    return shipped_policy(environments.short_name(spec), name)
 
 
 def spread(values: Float[np.ndarray, "values"]) -> float | None:

@@ -12,13 +12,13 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float
 
-from demosift.policy import Actor, RandomPolicy
+from demosift.policy import Actor, RandomPolicy, ScriptedPolicy
 from demosift.processes import WorkerError
 from demosift.simulation import environments, state
+from demosift.simulation.scripted.catalogue import SCRIPTED
+from demosift.simulation.scripted.environment import Program
+from demosift.simulation.scripted.operators import operate
 from demosift.types import EnvironmentSpec, Transitions
-
-# Episodes a worker keeps alive at once: enough to make the policy's overhead per step small beside the simulation's.
-LIVE_EPISODES = 16
 
 
 class Job(NamedTuple):
@@ -30,7 +30,10 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """The result of a job, with `transitions` if they were recorded. Where not `terminal`, time ran out."""
+    """The result of a job, with `transitions` if they were recorded. Where not `terminal`, time ran out.
+
+    `success` is whether any step was successful; None where the environment does not say.
+    """
 
     member: int
     seed: int
@@ -38,6 +41,7 @@ class Episode:
     length: int
     terminal: bool
     transitions: Transitions | None = None
+    success: bool | None = None
 
 
 def record_type(obs_dim: int, action_dim: int) -> np.dtype:
@@ -61,6 +65,7 @@ class _Environment:
     def __init__(self, spec: EnvironmentSpec):
         self.spec = spec
         self.env: gymnasium.Env = environments.make(spec)
+        self.success: bool | None = None  # of the last step
 
     def reset(self, seed: int | None = None) -> Float[np.ndarray, "obs"]:
         with self._named():
@@ -69,7 +74,8 @@ class _Environment:
 
     def step(self, action: np.ndarray) -> tuple[Float[np.ndarray, "obs"], float, bool, bool]:
         with self._named():
-            obs, reward, terminated, truncated, _ = self.env.step(self.spec.scale_action(action))
+            obs, reward, terminated, truncated, info = self.env.step(self.spec.scale_action(action))
+        self.success = environments.success(info)
         # An episode that ends in a terminal state at the time limit has ended in a terminal state.
         return np.asarray(obs, np.float32), float(reward), bool(terminated), bool(truncated and not terminated)
 
@@ -119,6 +125,8 @@ class _Live:
         self.obs = env.reset(job.seed)
         self.rng = np.random.default_rng((job.seed, 1))  # not the environment's own stream
         self.return_, self.length = 0.0, 0
+        self.success: bool | None = None
+        self.program: Program | None = None
         self.rows: list[tuple[Any, ...]] | None = [] if record else None
 
     def step(self, action: np.ndarray) -> Episode | None:
@@ -126,13 +134,22 @@ class _Live:
         next_obs, reward, terminal, timeout = self.env.step(action)
         self.return_ += reward
         self.length += 1
+        if self.env.success is not None:
+            self.success = self.env.success or bool(self.success)
         if self.rows is not None:
             self.rows.append((self.obs, action, np.float32(reward), next_obs, terminal))
         self.obs = next_obs
         if not (terminal or timeout):
             return None
         transitions = None if self.rows is None else Transitions(*map(np.array, zip(*self.rows, strict=True)))
-        return Episode(self.job.member, self.job.seed, self.return_, self.length, terminal, transitions)
+        return Episode(self.job.member, self.job.seed, self.return_, self.length, terminal, transitions, self.success)
+
+    def operate(self, policy: ScriptedPolicy) -> np.ndarray:
+        if self.program is None:
+            env: Any = self.env.env.unwrapped
+            operator, pause = policy.operators[self.job.member], SCRIPTED[self.env.spec.id].pause
+            self.program = operate(env, operator, self.job.seed, pause)
+        return self.program()
 
 
 def roll_out(connection: Connection) -> None:
@@ -144,8 +161,9 @@ def roll_out(connection: Connection) -> None:
         waiting: list[tuple[int, Job]] = jobs[::-1]
         live: list[_Live] = []
         act = _batched_policy(policy)
+        at_once = environments.live_episodes(spec)
         while waiting or live:
-            while waiting and len(live) < LIVE_EPISODES:
+            while waiting and len(live) < at_once:
                 index, job = waiting.pop()
                 live.append(_Live(index, job, spare.pop() if spare else _Environment(spec), record))
             ended = []
@@ -166,6 +184,8 @@ def _batched_policy(policy: Actor) -> Callable[[list[_Live]], Sequence[np.ndarra
     """One call for all live episodes: rows of the same member side by side, short rows padded."""
     if isinstance(policy, RandomPolicy):
         return lambda live: [policy.draw(episode.rng) for episode in live]
+    if isinstance(policy, ScriptedPolicy):
+        return lambda live: [episode.operate(policy) for episode in live]
     chosen: tuple[int, ...] = ()
     part = policy
 

@@ -17,13 +17,19 @@ from demosift.data import read_dataset, write_dataset
 from demosift.files import atomic_folder
 from demosift.policy import Actor, Policy, RandomPolicy
 from demosift.simulation import environments
+from demosift.simulation.scripted.catalogue import SCRIPTED
 from demosift.simulation.shipped import shipped_policy
 from demosift.simulation.simulate import Job, episode_seeds, rollout
+from demosift.tasks.operators import record_mixture
 from demosift.tasks.record import as_dataset
 from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Origin, Transitions
 
 # One list for all recipes, so that a code means the same in every file. `clean` is the expert's, but supplementary.
-ORIGINS = ("expert", "clean", "noisy", "medium", "random", "replay")
+# The last five are those of `mixed`; an episode with pauses has rows that are `idle`, and `interrupted` ones.
+ORIGINS = (
+    *("expert", "clean", "noisy", "medium", "random", "replay"),
+    *("second", "early-stop", "wrong-goal", "idle", "interrupted"),
+)
 
 REPLAY_ROWS = 1_000_000
 
@@ -50,6 +56,7 @@ class Sources:
     replay_folder: Path | None = None
     disjoint: bool = False
     recorded: Dataset | None = None  # a stored pool of the expert, since another machine may differ in a bit
+    episodes: int = 200  # of a mixed pile
 
     @cached_property
     def expert_pool(self) -> Dataset:
@@ -136,11 +143,19 @@ def random_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
     return Mixture(expert, (Part("random", sources.random_rows(99 * len(clean.dataset))), clean))
 
 
+def mixed(sources: Sources, rng: np.random.Generator) -> Mixture:
+    """5 expert episodes; supplementary, operators of mixed quality: 60% clean, 10% a second one, 30% bad."""
+    experts, pile = record_mixture(environments.resolve(sources.env), sources.episodes, rng)
+    expert = Part("expert", _concatenate([rows.dataset for rows in experts]))
+    return Mixture(expert, tuple(Part(*rows) for rows in pile))
+
+
 RECIPES: Mapping[str, Recipe] = {
     "noisy-expert": noisy_expert,
     "full-replay": full_replay,
     "medium-expert": medium_expert,
     "random-expert": random_expert,
+    "mixed": mixed,
 }
 
 
@@ -150,15 +165,21 @@ def make_task(
     pool: int = 20,
     replay: str | os.PathLike[str] | None = None,
     disjoint: bool = False,
+    episodes: int = 200,
 ) -> Demonstrations:
-    """The expert and supplementary sets of `ENV/RECIPE`, the same for the same arguments."""
+    """The expert and supplementary sets of `ENV/RECIPE`, the same for the same arguments.
+
+    `episodes` is the size of a mixed pile.
+    """
     env, _, recipe = task.partition("/")
-    if env not in environments.SHORT_NAMES or recipe not in RECIPES:
+    if recipe not in RECIPES or env not in (SCRIPTED if recipe == "mixed" else environments.SHORT_NAMES):
+        recipes = [recipe for recipe in RECIPES if recipe != "mixed"]
         raise InputError(
             f"unknown task {task!r}: tasks are ENV/RECIPE, ENV one of {', '.join(environments.SHORT_NAMES)}, "
-            f"RECIPE one of {', '.join(RECIPES)}"
+            f"RECIPE one of {', '.join(recipes)}; or ENV/mixed, ENV one of {', '.join(SCRIPTED)}"
         )
-    return draw_task(Sources(env, pool, None if replay is None else Path(replay), disjoint), recipe, seed)
+    folder = None if replay is None else Path(replay)
+    return draw_task(Sources(env, pool, folder, disjoint, episodes=episodes), recipe, seed)
 
 
 def draw_task(sources: Sources, recipe: str, seed: int) -> Demonstrations:
@@ -167,7 +188,11 @@ def draw_task(sources: Sources, recipe: str, seed: int) -> Demonstrations:
         raise InputError(f"seed {seed}: a seed must not be negative")
     task = f"{sources.env}/{recipe}"
     mixture = RECIPES[recipe](sources, np.random.default_rng(seed))
-    attributes = {"task": task, "seed": seed, "pool": sources.pool, "disjoint": sources.disjoint}
+    attributes: dict[str, Any] = {"task": task, "seed": seed}
+    if recipe == "mixed":
+        attributes["episodes"] = sources.episodes
+    else:
+        attributes |= {"pool": sources.pool, "disjoint": sources.disjoint}
     return Demonstrations(
         _assemble((mixture.expert,), attributes, f"{task} expert"),
         _assemble(mixture.supplementary, attributes, f"{task} supplementary"),
