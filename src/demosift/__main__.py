@@ -2,7 +2,7 @@
 
 import sys
 
-from demosift.cli.main import main
+from demosift.cli.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())
