@@ -63,7 +63,7 @@ class Started:
 def start(arguments: Sequence[str]) -> Started:
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
-        [sys.executable, "-m", "demosift.cli", *arguments],
+        [sys.executable, "-m", "demosift", *arguments],
         env={**os.environ, MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def start(arguments: Sequence[str]) -> Started:
 
 def run(arguments: Sequence[str]) -> None:
     """A command that must succeed."""
-    command = [sys.executable, "-m", "demosift.cli", *arguments]
+    command = [sys.executable, "-m", "demosift", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Problem(f"{' '.join(arguments)}: exit {done.returncode}: {done.stderr.strip()}")

@@ -48,7 +48,7 @@ def test_a_full_disk_is_one_line(name: str, disk: Disk, inputs: Path):
     command = [*verb.command.format(inputs=inputs).split(), "--out", f"{kind}{colon}{place / out}"]
     before = tree(place)
     done = subprocess.run(
-        [sys.executable, "-m", "demosift.cli", *command],
+        [sys.executable, "-m", "demosift", *command],
         capture_output=True,
         text=True,
         check=False,

@@ -58,7 +58,7 @@ def test_a_signal_while_importing(number: signal.Signals, tmp_path: Path):
 
 def test_the_command_answers_before_it_imports():
     """What `demosift` runs first imports hardly anything: until then Ctrl-C would print a traceback."""
-    code = "import sys; before = {*sys.modules}; import demosift.cli.__main__; print(*({*sys.modules} - before))"
+    code = "import sys; before = {*sys.modules}; import demosift.__main__; print(*({*sys.modules} - before))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "argparse", "typing", "json"} & set(told.split())
 

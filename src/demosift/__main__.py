@@ -1,8 +1,21 @@
-"""`python -m demosift` is `demosift`."""
+"""`demosift` and `python -m demosift`. It imports nothing before Ctrl-C is one line, not a traceback of an import."""
 
+import os
+import signal
 import sys
 
-from demosift.cli.__main__ import main
+
+def main() -> int:
+    signal.signal(signal.SIGINT, stop)
+    from demosift.cli.main import main
+
+    return main()
+
+
+def stop(*_: object) -> None:
+    os.write(2, b"demosift: interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
     sys.exit(main())
