@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # By file, since its tests share compiled programs; in the order of tests/conftest.py, which starts the longest first.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all docs bench dist versions clean
+.PHONY: demo test test-all docs bench dist versions fuzz clean
 
 demo: $(VENV)/.ready
 	@rm -rf demo
@@ -38,6 +38,10 @@ dist: $(VENV)/.ready
 PYTHONS ?= python3.11 python3.12 python3.13
 versions: $(VENV)/.ready
 	$(BIN)/python benchmarks/versions.py $(PYTHONS)
+
+# Damaged and hostile files of every format; what fails is kept as a test. FUZZ_SECONDS says for how long.
+fuzz: $(VENV)/.ready
+	$(BIN)/python tests/fuzz.py --keep
 
 # What is tested with is pinned in constraints.txt; pyproject.toml has the ranges that should work.
 $(VENV)/.ready: pyproject.toml constraints.txt

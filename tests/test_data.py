@@ -454,11 +454,11 @@ def test_refuses_missing_and_unreadable_files(tmp_path: Path, monkeypatch: pytes
     refused(tmp_path, "folder")
     path = raw_file(tmp_path / "secret.hdf5")
 
-    def deny(self: Path, *_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+    def deny(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(h5py, "is_hdf5", lambda _: False)  # what it answers for an unreadable file
-    monkeypatch.setattr(Path, "open", deny)  # the tests may run as root, who reads everything
+    monkeypatch.setattr(os, "open", deny)  # the tests may run as root, who reads everything
     refused(path, "Permission denied")
 
 

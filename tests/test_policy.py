@@ -127,7 +127,7 @@ TENSORS = {
         ({"layers/0/kernel": np.full((1, 3, 4), np.nan, np.float32)}, {}, "NaN"),
         ({"layers/0/bias": np.zeros((1, 4), np.int32)}, {}, "int32"),
         ({}, {"kind": "pickle"}, "unknown kind"),
-        ({}, {"environment": {"id": "Hopper-v5"}}, "action_low"),
+        ({}, {"environment": {"id": "Hopper-v5"}}, "environment.kwargs"),
         ({}, {"mean_limit": "seven"}, "mean_limit"),
         ({}, {"log_std_range": [2, -5]}, "log_std_range"),
         ({}, None, "demosift"),

@@ -1,8 +1,13 @@
-"""Files: writes that are whole or absent, JSON in one form, digests, and where a result was made.
+"""Files: writes that are whole or absent, what a stranger's file may do, JSON in one form, digests, and where a result
+was made.
 
 Everything is made in a hidden folder beside its destination, flushed to the disk, and renamed: a reader, a crash or
 Ctrl-C sees the old content or the new, never half of it. The hidden folder is locked: of two processes that write to
 one place at once the second is refused, and what a killed one left is removed by the next.
+
+A file may come from a stranger. It is opened only if it is a regular file (`check_regular`, `open_regular`), a name in
+it becomes a path only through `below`, and its JSON is read by `read_json` or `parse_json`, which know what JSON may
+hold, and compared with the schema that stands beside its writer (`mismatch`).
 """
 
 import errno
@@ -14,11 +19,13 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +43,68 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIS
 PARTIAL = ".partial"
 OLD_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.\w+)?")
 
+TEXT_BYTES = 1 << 28  # of a file of lines, such as metrics
+JSON_BYTES = 1 << 25  # of one JSON value, which takes some twenty times as much memory
+_JSON_DEPTH = 64
+_LONGEST_INTEGER = 100  # digits; a longer one is damage, and too large for a float beyond 308
+
+_IRREGULAR = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+
+
+def check_regular(path: str | os.PathLike[str], where: str | None = None) -> None:
+    """Refuses what is there but is not a regular file: to read a pipe may wait for ever, a device may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # absent, or not a path at all: opening it will say so
+        return
+    if not stat.S_ISREG(mode):
+        raise Unusable(f"{where or os.fspath(path)}: is {_IRREGULAR.get(stat.S_IFMT(mode), 'a device')}, not a file")
+
+
+def open_regular(path: str | os.PathLike[str], where: str | None = None, follow: bool = True) -> BufferedReader:
+    """A regular file, open for reading; without `follow`, a symbolic link is refused too. Raises OSError otherwise."""
+    check_regular(path, where)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    try:
+        handle = os.open(path, flags)
+    except ValueError as error:  # a NUL in its name
+        raise Unusable(f"{where or os.fspath(path)!r}: not the name of a file") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Unusable(f"{where or os.fspath(path)}: is a link to another file; store the file itself") from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):  # exchanged since it was looked at
+        os.close(handle)
+        raise Unusable(f"{where or os.fspath(path)}: not a regular file")
+    return open(handle, "rb")
+
+
+def copy_regular(source: Path, target: Path) -> None:
+    """Copies a regular file that is not a link, and makes the folders that the copy needs."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_regular(source, follow=False) as old, target.open("xb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+
+
+def below(folder: Path, name: str) -> Path:
+    """The path of a name that a file chose. It stays below the folder: no root, no `..`, and no link on the way."""
+    path = folder
+    for part in name.split("/"):
+        if part in ("", ".", "..") or "\0" in part or len(part.encode("utf-8", "replace")) > 255:
+            raise Unusable(f"{folder}: {name[:80]!r}: not a name of a file below this folder")
+        path = path / part
+        if path.is_symlink():
+            raise Unusable(f"{path}: is a link to another place; store the files themselves")
+    return path
+
+
+def refuse_links(folder: Path) -> None:
+    """For folders whose files are copied: a link would put what it points to into the copy."""
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if Path(parent, name).is_symlink():
+                raise Unusable(f"{Path(parent, name)}: is a link to another place; store the files themselves")
+
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[Path]:
@@ -47,6 +116,7 @@ def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[P
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: is a folder, cannot write a file there")
+    check_regular(path)
     with _workshop(path) as temporary, system_errors_named(path):
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
@@ -182,9 +252,23 @@ def sweep(*folders: Path) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Sorted keys and a final newline, so that equal content means equal bytes. NaN is refused: JSON has none."""
-    text = json.dumps(content, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    text = to_json(content, sort_keys=True, indent=2) + "\n"
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def to_json(content: Any, **options: Any) -> str:
+    """JSON that `parse_json` reads. The name of a file need not be UTF-8: the other bytes of it are spelled out."""
+    text = json.dumps(content, allow_nan=False, **options)
+    return text if "\\ud" not in text else json.dumps(_spelled_out(content), allow_nan=False, **options)
+
+
+def _spelled_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_spelled_out(key): _spelled_out(item) for key, item in value.items()}
+    return [_spelled_out(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def canonical(value: Any) -> str:
@@ -195,12 +279,16 @@ def canonical(value: Any) -> str:
 def read_json(path: Path, where: str | None = None) -> Any:
     """The content of a JSON file, which messages call `where`."""
     where = where or str(path)
-    return parse_json(read_text(path, where), where)
+    return parse_json(read_text(path, where, num_bytes=JSON_BYTES), where)
 
 
-def read_text(path: Path, where: str, errors: str = "strict") -> str:
+def read_text(path: Path, where: str, errors: str = "strict", num_bytes: int = TEXT_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors=errors)
+        with open_regular(path, where) as file:
+            content = file.read(num_bytes + 1)
+        if len(content) > num_bytes:
+            raise Unusable(f"{where}: larger than {num_bytes >> 20} MiB")
+        return content.decode("utf-8", errors)
     except FileNotFoundError:
         raise Unusable(f"{where}: missing") from None
     except UnicodeDecodeError:
@@ -239,15 +327,97 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise Unusable(f"{path}: not TOML: {error}") from None
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: Any, where: str, infinite: bool = False) -> Any:
+    """The value of a JSON text from outside, which can be written again, compared and hashed.
+
+    Python's reader also takes NaN, infinity, keys that come twice, half characters, integers of any length, and
+    nesting that later exhausts the stack. All of them are refused, but for infinities where these are what the text is
+    about. `text` may be anything that was found where a text belongs.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        if not isinstance(text, str | bytes) or len(text) > JSON_BYTES:
+            raise ValueError("not text, or too much of it")
+        value = json.loads(
+            text.decode("utf-8") if isinstance(text, bytes) else text,
+            parse_constant=float if infinite else _refuse_constant,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            object_pairs_hook=_parse_object,
+        )
+        _check_json(value, _JSON_DEPTH)
+    except (json.JSONDecodeError, RecursionError):
         raise Unusable(f"{where}: not JSON, or cut short") from None
+    except ValueError as error:
+        reason = "half a character" if isinstance(error, UnicodeError) else error
+        raise Unusable(f"{where}: not JSON, or cut short ({reason})") from None
+    return value
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > _LONGEST_INTEGER:
+        raise ValueError("an integer that long is damage")
+    return int(digits)
+
+
+def _parse_float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError("a number is not finite")
+    return value
+
+
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _check_json(value: Any, depth: int) -> None:
+    """Half characters, which no file can hold, and nesting."""
+    if isinstance(value, str):
+        value.encode("utf-8")
+    elif isinstance(value, dict | list):
+        if depth == 0:
+            raise ValueError("nested too deeply")
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
+            if isinstance(item, str | dict | list):
+                _check_json(item, depth - 1)
+
+
+def mismatch(value: Any, schema: Any, place: str = "") -> str | None:
+    """Where a JSON value first differs from its schema, as `members.0.seed`; "" for the whole, None if nowhere.
+
+    A schema is a type, a function that says yes or no, None, a dictionary of keys (`key?` may be absent), `[schema]`
+    for a list of such, `{str: schema}` for any keys, or a tuple of alternatives.
+    """
+    if isinstance(schema, tuple):
+        found = [mismatch(value, each, place) for each in schema]
+        return None if None in found else found[-1]
+    if isinstance(schema, list):
+        items = enumerate(value) if isinstance(value, list) else None
+        pairs = None if items is None else [(item, schema[0], str(index)) for index, item in items]
+    elif isinstance(schema, dict):
+        pairs = None
+        if isinstance(value, dict) and str in schema:
+            pairs = [(item, schema[str], key) for key, item in value.items()]
+        elif isinstance(value, dict):
+            pairs = [
+                (value.get(key.removesuffix("?")), each, key.removesuffix("?"))
+                for key, each in schema.items()
+                if not key.endswith("?") or key[:-1] in value
+            ]
+    else:
+        good = value is None if schema is None else type(value) is schema if isinstance(schema, type) else schema(value)
+        return None if good else place
+    if pairs is None:
+        return place
+    inner = (mismatch(item, each, f"{place}.{name}" if place else name) for item, each, name in pairs)
+    return next((found for found in inner if found is not None), None)
 
 
 @contextmanager
@@ -283,7 +453,7 @@ def _sync(path: Path) -> None:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(plain(dict(row)), allow_nan=False) + "\n"
+    return to_json(plain(dict(row))) + "\n"
 
 
 def plain(value: Any) -> Any:

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from demosift.files import atomic_write
-from demosift.types import EnvironmentSpec, InputError
+from demosift.files import atomic_write, mismatch, parse_json
+from demosift.types import Bounds, EnvironmentSpec, InputError
 
 Kind = Literal["tanh-gaussian", "categorical"]
 KINDS: tuple[Kind, ...] = ("tanh-gaussian", "categorical")
@@ -202,19 +202,17 @@ class Policy:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: no such policy file")
+        header, tensors = read_tensors(path)
         try:
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: not a safetensors file ({error})") from error
-        try:
-            config = json.loads(header["demosift"])
+            config = parse_json(header["demosift"], f"{path}: not a demosift policy")
+            place = mismatch(config, _CONFIG)
+            if place is not None:
+                raise ValueError(f"{place or 'its description'} is missing or of the wrong type")
             policy = cls(
                 kind=config["kind"],
                 layers=tuple(
                     Layer(tensors[f"layers/{index}/kernel"], tensors[f"layers/{index}/bias"])
-                    for index in range(max(1, sum(name.endswith("/kernel") for name in tensors)))
+                    for index in range(max(1, sum(name.startswith("layers/") for name in tensors) // 2))
                 ),
                 shift=tensors["normaliser/shift"],
                 scale=tensors["normaliser/scale"],
@@ -226,7 +224,7 @@ class Policy:
             )
         except KeyError as error:
             raise InputError(f"{path}: not a demosift policy: {error.args[0]!r} is missing") from error
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise InputError(f"{path}: not a demosift policy: {error}") from error
         for name, tensor in tensors.items():
             if tensor.dtype != np.float32:
@@ -234,6 +232,37 @@ class Policy:
             if not np.isfinite(tensor).all():
                 raise InputError(f"{path}: tensor {name!r} holds NaN or infinity")
         return policy
+
+
+_NUMBER = (None, float, int)
+_CONFIG = {
+    "kind": str,
+    "mean_limit": _NUMBER,
+    "environment": (
+        None,
+        {
+            "id": str,
+            "kwargs": dict,
+            "action_low": (None, [(float, int)]),
+            "action_high": (None, [(float, int)]),
+            "num_actions": (None, int),
+        },
+    ),
+    "metadata": {str: str},
+    "ensemble?": int,
+    "log_std_range": (None, [(float, int)]),
+}
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The metadata and the tensors of a safetensors file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            # Types that NumPy does not know, such as float8, raise TypeError or AttributeError.
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{path}: not a safetensors file ({' '.join(str(error).split())})") from error
 
 
 @dataclass(frozen=True)
@@ -357,8 +386,9 @@ def _softmax(logits: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]
 def _environment(config: dict[str, Any] | None) -> EnvironmentSpec | None:
     if config is None:
         return None
-    bounds = {key: None if config[key] is None else tuple(config[key]) for key in ("action_low", "action_high")}
-    return EnvironmentSpec(config["id"], config["kwargs"], num_actions=config["num_actions"], **bounds)
+    low, high = config["action_low"], config["action_high"]
+    bounds = (None, None) if low is None and high is None else Bounds.parse(low, high)
+    return EnvironmentSpec(config["id"], config["kwargs"], *bounds, num_actions=config["num_actions"])
 
 
 def _log_std_range(config: dict[str, Any]) -> tuple[float, float] | None:
@@ -371,8 +401,8 @@ def _problem(policy: Policy) -> str | None:
     """What is wrong with a policy, if anything: broadcasting would let most wrong shapes pass."""
     if policy.kind not in KINDS:
         return f"unknown kind {policy.kind!r}"
-    if not (policy.mean_limit is None or isinstance(policy.mean_limit, int | float)):
-        return f"mean_limit {policy.mean_limit!r} is not a number"
+    if not (policy.mean_limit is None or (isinstance(policy.mean_limit, int | float) and policy.mean_limit > 0)):
+        return f"mean_limit {policy.mean_limit!r} is not a positive number"
     if policy.log_std_range is not None and not _is_range(policy.log_std_range):
         return f"log_std_range {policy.log_std_range!r} is not two numbers, the smaller one first"
     if not policy.layers:
@@ -380,6 +410,8 @@ def _problem(policy: Policy) -> str | None:
     if policy.shift.ndim != 2 or policy.shift.shape != policy.scale.shape:
         return f"normaliser shapes {policy.shift.shape} and {policy.scale.shape}, expected twice [members, obs]"
     members, width = policy.shift.shape
+    if members == 0 or width == 0:
+        return f"normaliser shape {policy.shift.shape}: it has no members, or no observations"
     if type(policy.ensemble) is not int or policy.ensemble < 1 or members % policy.ensemble:
         return f"{members} networks cannot be ensembles of {policy.ensemble!r}"
     for index, (kernel, bias) in enumerate(policy.layers):
@@ -389,6 +421,20 @@ def _problem(policy: Policy) -> str | None:
         width = kernel.shape[2]
     if policy.kind == "tanh-gaussian" and width % 2:
         return f"a tanh-gaussian's last layer is [mean | log_std], but its width {width} is odd"
+    if width == 0:
+        return "its last layer gives no actions"
+    return _environment_problem(policy)
+
+
+def _environment_problem(policy: Policy) -> str | None:
+    environment = policy.environment
+    if environment is None:
+        return None
+    if environment.discrete != (policy.kind == "categorical"):
+        return f"a {policy.kind} policy for an environment with {environment.num_actions or 'no'} discrete actions"
+    stated = environment.num_actions if environment.discrete else environment.bounds and len(environment.bounds.low)
+    if stated is not None and stated != policy.action_dim:
+        return f"it has {policy.action_dim} actions, its environment {stated}"
     return None
 
 

@@ -33,6 +33,9 @@ class Transitions(NamedTuple):
     terminal: Bool[Any, "*rows"]
 
 
+LARGEST_BOUND = 1e9  # no actuator has more, and float32 keeps no detail of what is scaled by it
+
+
 class Bounds(NamedTuple):
     """The actions that the -1 and +1 of each column stand for; equal where a column never moved, which maps to 0.
 
@@ -42,6 +45,22 @@ class Bounds(NamedTuple):
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+
+    @classmethod
+    def parse(cls, low: Any, high: Any) -> "Bounds":
+        """Bounds that a file states, be they numbers or lists; ValueError where they are none."""
+        try:
+            ends = [np.atleast_1d(np.asarray(end)) for end in (low, high)]
+            numeric = all(end.ndim == 1 and end.dtype.kind in "iuf" for end in ends)
+            if numeric and len(ends[0]) == len(ends[1]) and len(ends[0]) > 0:
+                low, high = (end.astype(np.float64) for end in ends)
+                if np.isfinite([low, high]).all() and (low <= high).all():
+                    if np.abs([low, high]).max() > LARGEST_BOUND:
+                        raise ValueError(f"action_low, action_high: beyond {LARGEST_BOUND:g}")
+                    return cls(tuple(low.tolist()), tuple(high.tolist()))
+        except (TypeError, OverflowError):
+            pass
+        raise ValueError("action_low, action_high: not two equally long lists of numbers, low below high")
 
     @classmethod
     def of_data(cls, action: Shaped[np.ndarray, "rows *action"]) -> "Bounds":

@@ -50,6 +50,12 @@ def scale_actions(
         raise InputError(f"{source}: actions: has {action.shape[1]} columns, its bounds have {len(bounds.low)}")
     unit = action if bounds is None else bounds.to_unit(action)
     size = np.abs(unit)
+    if bounds is not None:  # a column with equal bounds never moves
+        low, high = np.array(bounds.low), np.array(bounds.high)
+        still = np.flatnonzero(low == high)
+        moved = np.abs(action[:, still] - low[still]) > TOLERANCE * np.maximum(np.abs(low[still]), 1)
+        size[:, still] = np.where(moved, np.inf, 0)
+        unit = np.where(low == high, np.float32(0), unit) if len(still) else unit
     if mode == "check" and (size > 1 + TOLERANCE).any():
         row, column = np.argwhere(size > 1 + TOLERANCE)[0]
         low, high = (-1, 1) if bounds is None else (bounds.low[column], bounds.high[column])

@@ -4,6 +4,7 @@ Nothing here trusts its input: a file that is not what its name says, points at 
 machine can hold is refused before its content is read.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sized
@@ -15,8 +16,13 @@ import h5py
 import numpy as np
 from jaxtyping import Bool, Float32, Shaped
 
+from demosift.data.first_look import look_first
+from demosift.files import check_regular, open_regular
 from demosift.types import Bounds, InputError
 
+_LARGEST_NUMBER = 1e18  # of observations, actions and rewards, whose squares are float32 too
+_CLAIMED_BYTES = 1 << 22  # what any header may claim
+_CLAIMED_CHUNKS = 1 << 17
 _PICKLE = "a pickle and is never unpickled"
 _SIGNATURES = {
     b"\x80\x02": _PICKLE,
@@ -33,7 +39,7 @@ _SIGNATURES = {
 
 def recognise(path: Path) -> str:
     """What a file of another format seems to be, from its first and last bytes alone: nothing is ever unpickled."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(64)
         if not head:
             return "empty"
@@ -51,10 +57,12 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     try:
         if path.is_dir():
             raise InputError(f"{path}: is a folder, not an HDF5 file")
+        check_regular(path)
         if path.stat().st_size == 0:
             raise InputError(f"{path}: the file is empty")
         if not h5py.is_hdf5(path):
             raise InputError(f"{path}: not an HDF5 file: it is {recognise(path)}")
+        look_first(path)
         with h5py.File(path, "r") as file:
             yield file
     except OSError as error:
@@ -62,7 +70,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             raise InputError(f"{path}: cannot read: {os.strerror(error.errno)}") from error
         truncated = "truncated" in str(error)
         raise InputError(f"{path}: {'truncated' if truncated else 'damaged'} HDF5 file: {one_line(error)}") from error
-    except (RuntimeError, KeyError, ValueError, MemoryError) as error:
+    except (RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise InputError(f"{path}: damaged HDF5 file: {one_line(error)}") from error
 
 
@@ -86,14 +94,26 @@ def enter_hdf5(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise InputError(f"{where}: is a link to data elsewhere; store the data itself")
     found = group[name]
-    if isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
-        raise InputError(f"{where}: its data lie in other files; store the data itself")
-    assert isinstance(found, h5py.Group | h5py.Dataset)
+    if isinstance(found, h5py.Dataset):
+        if found.is_virtual or found.external:
+            raise InputError(f"{where}: its data lie in other files; store the data itself")
+        check_claim(where, found.nbytes, found.id.get_storage_size())
+        chunks = math.prod(-(-size // step) for size, step in zip(found.shape or (), found.chunks or (), strict=False))
+        if chunks > _CLAIMED_CHUNKS and chunks > 10 * found.id.get_num_chunks():
+            raise InputError(f"{where}: claims {chunks} chunks of data, which were never written")
+    elif not isinstance(found, h5py.Group):
+        raise InputError(f"{where}: is neither a group nor an array")
     return found
 
 
+def check_claim(source: str, num_bytes: int, stored: int) -> None:
+    """Refuses a header that claims far more than was written: no compression makes numbers a thousand times smaller."""
+    if num_bytes > max(1100 * stored, _CLAIMED_BYTES):
+        raise InputError(f"{source}: claims {num_bytes / (1 << 30):.2g} GiB of data, of which {stored} bytes are there")
+
+
 def check_memory(source: str, num_bytes: int) -> None:
-    """Refuses what cannot be held twice, as conversions need: a few bytes of HDF5 can claim any number of rows."""
+    """Refuses what cannot be held twice, as conversions need."""
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     if num_bytes > limit:
         gib = 1 << 30
@@ -109,12 +129,14 @@ def check_numeric(source: str, key: str, dtype: np.dtype) -> None:
 
 def check_finite(source: str, key: str, array: Shaped[np.ndarray, "rows *columns"], first: int = 0) -> None:
     """`first`, here and below, is the number of the array's first row in its file, which may be read in blocks."""
-    finite = np.isfinite(array)
-    if not finite.all():
-        where = np.argwhere(~finite)[0]
+    good = np.abs(array) <= _LARGEST_NUMBER  # false for NaN
+    if not good.all():
+        where = np.argwhere(~good)[0]
         row, *column = where
         position = ", ".join([f"row {first + row}", *(f"column {index}" for index in column)])
-        raise InputError(f"{source}: {key}: {position}: {array[tuple(where)]} is not a finite number")
+        value = array[tuple(where)]
+        wrong = "too large: its square is not finite" if np.isfinite(value) else "not a finite number"
+        raise InputError(f"{source}: {key}: {position}: {value} is {wrong}")
 
 
 def as_matrix(source: str, key: str, array: np.ndarray, first: int = 0) -> Float32[np.ndarray, "rows columns"]:

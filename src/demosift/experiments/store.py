@@ -7,7 +7,6 @@ grids/NAME.json          the ids of the cells that a preset asked for
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from demosift.files import Unusable, canonical, sweep, write_json
+from demosift.files import Unusable, canonical, mismatch, read_json, sweep, write_json
 from demosift.results import cell
 from demosift.results.cell import CELLS, FAILURES, GRIDS, UNFINISHED
 from demosift.results.checkpoint import Checkpoint, CheckpointFolder
@@ -87,10 +86,11 @@ class Store:
         found = []
         for path in sorted((self.path / UNFINISHED).glob("*/program.json")):
             try:
-                ids = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            except (ValueError, KeyError, TypeError):
+                content = read_json(path)
+            except Unusable:
                 continue
-            if isinstance(ids, list) and ids and path.parent.name == program_id(ids):
+            ids = content["cells"] if mismatch(content, {"cells": [str]}) is None else []
+            if ids and path.parent.name == program_id(ids):
                 found.append(ids)
         return found
 

@@ -293,8 +293,8 @@ def unread_part(unread: Sequence[str]) -> str:
 
 def footer(runs: Sequence[MeasuredRun]) -> str:
     found = [run.config.get("versions") for run in runs]
-    named = {each.get("demosift") for each in found if isinstance(each, dict)}
-    versions = sorted(version for version in named if isinstance(version, str) and version)
+    named = [each.get("demosift") for each in found if isinstance(each, dict)]
+    versions = sorted({version for version in named if isinstance(version, str) and version})
     made = f" of demosift {', '.join(versions)}" if versions else ""
     text = f"Made from {numbers.count_of(len(runs), 'run')}{made}. The same files give the same page, byte for byte."
     return f"<footer>{escape(printable(text))}</footer>"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from demosift.files import Unusable, atomic_write, canonical, read_json, write_json
+from demosift.files import Unusable, atomic_write, canonical, mismatch, read_json, write_json
 from demosift.results.measured import (
     MeasuredRun,
     Row,
@@ -32,6 +32,10 @@ from demosift.results.measured import (
 FORMAT = "demosift cell 1"
 CELLS, FAILURES, GRIDS, UNFINISHED = "cells", "failures", "grids", "unfinished"
 COVERAGE, SAC_CURVES = "coverage", "sac-curves"
+FAILURE = {
+    "config": {"method": str, "task": str, "seed": is_count},
+    "failure": lambda text: isinstance(text, str) and bool(text.strip()),
+}
 
 
 class Failure(NamedTuple):
@@ -99,11 +103,10 @@ def write_failure(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_failure(path: Path, where: str) -> Failure:
     content = read_json(path, where)
-    try:
-        config, reason = content["config"], str(content["failure"]).strip().splitlines()[-1]
-        return Failure(f"{config['method']} on {config['task']}, seed {config['seed']}", reason)
-    except (KeyError, TypeError, IndexError):
-        raise Unusable(f"{where}: not the record of a failure") from None
+    if mismatch(content, FAILURE) is not None:
+        raise Unusable(f"{where}: not the record of a failure")
+    config, reason = content["config"], content["failure"].strip().splitlines()[-1]
+    return Failure(f"{config['method']} on {config['task']}, seed {config['seed']}", reason)
 
 
 def write_grid(path: Path, ids: Iterable[str]) -> None:

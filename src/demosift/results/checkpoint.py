@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from demosift.files import atomic_write, canonical, digest
+from demosift.files import Unusable, atomic_write, canonical, check_regular, digest, parse_json
 
 STATES_KEPT = 2
 STATE = re.compile(r"(?:state-)?(\d{8,10})\.safetensors")  # `collect` used to write `state-`
@@ -109,6 +109,7 @@ def write_arrays(
 def read_arrays(path: Path, position: int | None = None) -> tuple[Arrays, Note]:
     """The arrays of an undamaged file, and its note; with `position`, of the state at that iteration only."""
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             header = read_header(file.metadata())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -120,8 +121,10 @@ def read_arrays(path: Path, position: int | None = None) -> tuple[Arrays, Note]:
         for name in NOTES:
             if name in arrays and told is None:
                 told = arrays.pop(name).tobytes().decode()
-        note = {} if told is None else json.loads(told)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        note = {} if told is None else parse_json(told, str(path))
+        if not isinstance(note, dict):
+            raise DamagedFile(f"{path}: its note is not an object")
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError, Unusable) as error:
         raise DamagedFile(f"{path}: {error}") from error
     return arrays, note
 
@@ -129,9 +132,10 @@ def read_arrays(path: Path, position: int | None = None) -> tuple[Arrays, Note]:
 def stored_digest(path: Path) -> str | None:
     """The digest that a file states, without reading all of it."""
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             return read_header(file.metadata())["digest"]
-    except (SafetensorError, OSError, KeyError, ValueError):
+    except (SafetensorError, OSError, KeyError, ValueError, Unusable):
         return None
 
 
@@ -144,7 +148,10 @@ def read_slice(path: Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
 def read_header(metadata: Mapping[str, str] | None) -> dict[str, Any]:
     """Earlier files of `collect` hold the digest alone, as an entry of its own."""
     metadata = metadata or {}
-    return json.loads(metadata["checkpoint"]) if "checkpoint" in metadata else dict(metadata)
+    header = parse_json(metadata["checkpoint"], "checkpoint") if "checkpoint" in metadata else dict(metadata)
+    if not isinstance(header, dict):
+        raise ValueError("the header of a checkpoint is not an object")
+    return header
 
 
 def content_digest(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> str:

@@ -25,8 +25,10 @@ from demosift.files import (
     Unusable,
     atomic_write,
     canonical,
+    check_regular,
     is_partial,
     json_line,
+    mismatch,
     own_folder,
     parse_json,
     read_json,
@@ -62,6 +64,14 @@ IDENTITY = (
     "checkpoint_every",
     "evaluation",
 )
+CONFIG = {
+    "algorithm": str,
+    "iterations": is_count,
+    "members": [{"seed": is_count, "algorithm": str}],
+    "environment": (None, {"id": str, "kwargs?": dict}),
+    "task": (None, str),
+    "failures?": {str: (None, str)},
+}
 METRICS = "metrics"
 RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors", "run.toml")
 
@@ -227,6 +237,7 @@ class RunFolder:
             temporary.write_text("".join(json_line(row) for row in rows), encoding="utf-8")
 
     def append_metrics(self, rows: Iterable[Row]) -> None:
+        check_regular(self.metrics)
         with system_errors_named(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.writelines(json_line(row) for row in rows)
             file.flush()
@@ -251,29 +262,12 @@ def known(value: Any, other: Any) -> Any:
 
 
 def check_config(config: Any, where: str) -> None:
-    if not isinstance(config, dict):
-        raise Unusable(f"{where}: not the config of a run")
-    members, environment = config.get("members"), config.get("environment")
-    checks = {
-        "algorithm": isinstance(config.get("algorithm"), str),
-        "iterations": is_count(config.get("iterations")),
-        "members": isinstance(members, list) and bool(members) and all(map(is_member, members)),
-        "environment": environment is None
-        or (isinstance(environment, dict) and isinstance(environment.get("id"), str)),
-        "task": isinstance(config.get("task"), str | None),
-        "failures": isinstance(config.get("failures", {}), dict),
-    }
-    for key, good in checks.items():
-        if not good:
-            raise Unusable(f"{where}: not the config of a run ({key} is missing or of the wrong type)")
-    try:
-        canonical(config)
-    except ValueError:  # 1e999 reads as infinity
-        raise Unusable(f"{where}: not the config of a run (a number is not finite)") from None
-
-
-def is_member(settings: Any) -> bool:
-    return isinstance(settings, dict) and is_count(settings.get("seed")) and isinstance(settings.get("algorithm"), str)
+    place = mismatch(config, CONFIG)
+    if place is None and not config["members"]:
+        place = "members"
+    if place is not None:
+        told = f" ({place.split('.')[0]} is missing or of the wrong type)" if place else ""
+        raise Unusable(f"{where}: not the config of a run{told}")
 
 
 def read_run(path: Path, name: str) -> MeasuredRun:

@@ -13,7 +13,7 @@ Parquet's library is imported where it is needed: a machine that only trains, or
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,8 +23,9 @@ from jaxtyping import Float, Int
 
 from demosift.data.checks import one_line
 from demosift.data.formats import Source, digest_source
-from demosift.files import Unusable, read_json, write_json
-from demosift.results.measured import Row
+from demosift.files import Unusable, mismatch, read_json, write_json
+from demosift.results.measured import Row, is_count, is_number
+from demosift.types import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.json", "page.json"
 SCORE_FILES = (ROWS, EPISODES, SUMMARY, PAGE, "report.html")
 ROW_GROUP = 1 << 20
+MOST_BAD_ROWS = 1 << 30  # that a summary may claim
 Role = Literal["expert", "supplementary"]
 SOURCES: tuple[Role, Role] = ("expert", "supplementary")  # in the order of the rows
+_SOURCE = {"digest": str, "path": (None, str), "rows?": is_count}
+SUMMARY_SCHEMA = {"threshold": is_number, "expert": _SOURCE, "supplementary": _SOURCE}
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,20 @@ def row_schema() -> "pa.Schema":
 
 def read_weights(folder: Path) -> Float[np.ndarray, "rows"]:
     """The weight of every row of the union, expert first, whatever was scored."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from demosift.data.parquet import as_numbers, read_table
 
+    path = folder / ROWS
     try:
-        return pq.read_table(folder / ROWS, columns=["weight"])["weight"].to_numpy()
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise Unusable(f"{folder / ROWS}: not the scores of a union ({one_line(error)})") from None
+        weight = as_numbers(path, "weight", read_table(path, ["weight"])["weight"], 1)
+    except InputError as error:
+        raise Unusable(f"{path}: not the scores of a union ({error})") from None
+    return _checked(path, weight, len(weight))
+
+
+def _checked(path: Path, weight: np.ndarray, rows: int) -> Float[np.ndarray, "rows"]:
+    if len(weight) == 0 or len(weight) != rows or not np.isfinite(weight).all() or (weight < 0).any():
+        raise Unusable(f"{path}: weight: not a finite number for each of {rows} rows")
+    return weight.astype(np.float64, copy=False)
 
 
 def write_rows(
@@ -136,22 +147,24 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
 
 
 def read_role(folder: Path, summary: Row, role: Role) -> Scores:
-    rows = read_table(folder / ROWS, ["episode", "weight"], role)
-    episodes = read_table(folder / EPISODES, None, role)
-    weight = rows["weight"].to_numpy()
-    number = rows["episode"].to_numpy()
-    stated = summary[role].get("rows", len(weight))
-    if len(weight) == 0 or len(weight) != stated or not np.isfinite(weight).all():
-        raise Unusable(f"{folder / ROWS}: weight: not a finite number for each of {stated} rows")
+    rows = read_part(folder / ROWS, ["episode", "weight"], role)
+    episodes = read_part(folder / EPISODES, ["episode", "log_weight"], role, optional=["number"])
+    weight = _checked(folder / ROWS, rows["weight"], summary[role].get("rows", len(rows["weight"])))
+    number = rows["episode"]
     ends = np.append(np.flatnonzero(np.diff(number)) + 1, len(number))
-    if not np.array_equal(number[ends - 1], np.arange(len(ends))) or len(episodes) != len(ends):
+    every = np.arange(len(ends))
+    if not np.array_equal(number[ends - 1], every) or not np.array_equal(np.sort(episodes["episode"]), every):
         raise Unusable(f"{folder}: {ROWS} and {EPISODES} do not agree on the episodes")
+    if np.isnan(episodes["log_weight"]).any():
+        raise Unusable(f"{folder / EPISODES}: log_weight: not a number for each episode")
     best = np.empty(len(ends))
-    best[episodes["episode"].to_numpy()] = episodes["log_weight"].to_numpy()
+    best[episodes["episode"].astype(np.int64)] = episodes["log_weight"]
     order = np.argsort(-best, kind="stable")
     numbers = np.arange(len(ends))
-    if "number" in episodes.column_names:  # files of before count from 0
-        numbers[episodes["episode"].to_numpy()] = episodes["number"].to_numpy()
+    if "number" in episodes:  # files of before count from 0
+        if not np.array_equal(episodes["number"], np.clip(np.floor(episodes["number"]), 0, 2**53)):
+            raise Unusable(f"{folder / EPISODES}: number: not whole numbers")
+        numbers[episodes["episode"].astype(np.int64)] = episodes["number"]
     return Scores(role, weight, ends, order, float(summary["threshold"]), summary, numbers)
 
 
@@ -164,16 +177,18 @@ def read_dataset_scores(folder: Path, summary: Row) -> Scores:
         numbers.append(own.numbers)
         weights += np.split(own.weight, own.episode_ends[:-1])
         settled.append(np.full(len(own.order), int(role == "expert" and named)))
-    log_weight = [float(np.log(own).mean()) for own in weights]
+    with np.errstate(divide="ignore"):
+        log_weight = [float(np.log(own).mean()) for own in weights]
     bad = summary.get("bad")
     if isinstance(bad, dict) and bad.get("in_dataset"):
         try:
             lengths = [int(length) for length in bad["lengths"]]
             numbers.append(np.array([int(number) for number in bad["numbers"]], np.int64))
-            if len(lengths) != len(numbers[-1]) or min(lengths) < 1 or sum(lengths) > bad["rows"]:
+            most = min(int(bad["rows"]), MOST_BAD_ROWS)
+            if len(lengths) != len(numbers[-1]) or min(lengths) < 1 or sum(lengths) > most:
                 raise ValueError("bad: numbers and lengths differ")
             weights += [np.zeros(length) for length in lengths]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Unusable(f"{folder / SUMMARY}: not a summary of scores: {one_line(error)}") from error
         log_weight += [-np.inf] * len(lengths)
         settled.append(np.full(len(lengths), -1))
@@ -194,12 +209,9 @@ def read_summary(folder: Path) -> Row:
     if not path.exists():
         raise Unusable(f"{folder}: no scores here ({SUMMARY} is missing)")
     summary = read_json(path)
-    try:
-        float(summary["threshold"])
-        for role in SOURCES:
-            str(summary[role]["digest"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise Unusable(f"{path}: not a summary of scores: {one_line(error)}") from error
+    place = mismatch(summary, SUMMARY_SCHEMA)
+    if place is not None:
+        raise Unusable(f"{path}: not a summary of scores: {place or 'it'} is missing or of the wrong type")
     return summary
 
 
@@ -222,12 +234,17 @@ def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role | Li
     )
 
 
-def read_table(path: Path, columns: list[str] | None, role: Role) -> "pa.Table":
+def read_part(path: Path, columns: list[str], role: Role, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Columns of numbers, of the rows of one source; optional ones where the file has them."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+
+    from demosift.data.parquet import as_numbers, column_names, read_table
 
     try:
-        return pq.read_table(path, columns=columns, filters=pc.field("source") == role)
-    except (OSError, pa.ArrowException, KeyError) as error:
+        columns = columns + [name for name in optional if name in column_names(path)]
+        table = read_table(path, ["source", *columns])
+        table = table.set_column(0, "source", table["source"].cast(pa.string())).filter(pc.field("source") == role)
+        return {name: as_numbers(path, name, table[name], 1) for name in columns}
+    except (InputError, pa.ArrowException) as error:
         raise Unusable(f"{path}: cannot read the scores: {one_line(error)}") from error

@@ -30,7 +30,9 @@ def read_weights(folder: Path) -> Row:
 def is_histogram(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("origins"), list) or not value["origins"]:
         return False
-    edges, separation = value.get("edges"), value.get("separation")
+    if "separation" not in value:
+        return False
+    edges, separation = value.get("edges"), value["separation"]
     if not isinstance(edges, list) or len(edges) < 2 or not all(map(is_number, edges)) or edges != sorted(set(edges)):
         return False
     if separation is not None and not (

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import json
 import logging
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -67,10 +68,64 @@ def resolve(name: str, **kwargs: Any) -> EnvironmentSpec:
 
 
 def stored(spec: EnvironmentSpec) -> EnvironmentSpec:
-    """A spec that came out of a file, unless making it would import a module that the file names."""
+    """A spec that came out of a file. What a file says is data: it may choose among what is known to be harmless.
+
+    A module to import, an id that is not registered, and an argument such as `xml_file`, which opens any path, need the
+    user's own word.
+    """
+    allow = "name the environment yourself to allow that (--env, or resolve in Python)"
     if ":" in spec.id:
-        raise InputError(f"the file's environment {spec.id!r} imports a module; name it yourself to allow that")
+        raise InputError(f"the file's environment {spec.id!r} imports a module; {allow}")
+    if len(spec.id) > _LONGEST_TEXT or spec.id not in gymnasium.registry:
+        raise InputError(f"unknown environment {spec.id[:_LONGEST_TEXT]!r}{_suggestions(spec.id[:_LONGEST_TEXT])}")
+    for name, value in spec.kwargs.items():
+        if not _is_harmless(name, value):
+            told = f"{name[:_LONGEST_TEXT]}={value!r}"[:100]
+            raise InputError(f"the file's environment {spec.id} is made with {told!r}; {allow}")
     return spec
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    """Whether a file may make an environment with this argument: one that only changes numbers in its equations."""
+    if name == "max_episode_steps":
+        return type(value) is int and 1 <= value <= _MOST_STEPS
+    if name == "frame_skip":
+        return type(value) is int and 1 <= value <= 100
+    if name in _CHOICES:
+        return isinstance(value, str) and value in _CHOICES[name]
+    if not (name in _ARGUMENTS or re.fullmatch(r"\w+_(weight|cost|scale|reward)|(in|ex)clude_\w+", name)):
+        return False
+    pair = value if isinstance(value, list | tuple) and len(value) == 2 else [value]
+    return all(isinstance(end, bool | int | float) and abs(end) <= _LARGEST for end in pair)  # false for NaN
+
+
+_LONGEST_TEXT = 100
+_MOST_STEPS = 100_000
+_LARGEST = 1e6
+_CHOICES = {"reward_type": ("dense", "sparse")}
+_ARGUMENTS = frozenset(
+    [
+        "terminate_when_unhealthy",
+        "healthy_z_range",
+        "healthy_state_range",
+        "healthy_angle_range",
+        "contact_force_range",
+        "use_contact_forces",
+        "sutton_barto_reward",
+        "goal_velocity",
+        "g",
+        "continuous",
+        "gravity",
+        "enable_wind",
+        "wind_power",
+        "turbulence_power",
+        "hardcore",
+        "is_slippery",
+        "natural",
+        "sab",
+        "continuing_task",
+    ]
+)
 
 
 def make(spec: EnvironmentSpec) -> gymnasium.Env:

@@ -21,6 +21,7 @@ from demosift.data.formats.hdf5.rows import hdf5_facts
 from demosift.data.formats.hdf5.selection import keep_hdf5
 from demosift.data.formats.lerobot import is_lerobot
 from demosift.data.recording import Recording
+from demosift.files import open_regular
 from demosift.types import Dataset, InputError
 
 Source = str | os.PathLike[str]
@@ -152,7 +153,7 @@ def digest_source(source: Source) -> str:
     sha = hashlib.sha256(str(sorted(options.items())).encode())
     for path in format_of(source).files(place):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = hashlib.file_digest(file, "sha256").digest()
         except OSError as error:
             raise InputError(f"{path}: cannot read: {os.strerror(error.errno or 0)}") from error

@@ -6,8 +6,8 @@ is never made.
 """
 
 import importlib.metadata
-import json
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,12 @@ import numpy as np
 from jaxtyping import Shaped
 
 from demosift.data.actions import stored_actions
-from demosift.data.checks import check_memory, find_hdf5, one_line, open_hdf5
-from demosift.data.formats.hdf5.selection import copy_attributes
+from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, one_line, open_hdf5
+from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording, assemble, check_recording
 from demosift.data.selection import Selection
-from demosift.files import atomic_folder
+from demosift.files import atomic_folder, mismatch, parse_json, read_json, refuse_links, to_json
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
@@ -35,6 +35,17 @@ PREFIX = "minari:"
 
 _KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 _ORIGIN = "infos/origin"
+# Without its spaces Minari would make the environment, which runs code that the data name.
+_METADATA = {
+    "observation_space": str,
+    "action_space": str,
+    "total_episodes": int,
+    "data_format": lambda value: value in ("hdf5", "arrow", "parquet"),
+    "env_spec": (None, str),
+    "demosift_attributes?": dict,
+    "demosift_origin_names?": [str],
+}
+_SPACE = {"type": str, "shape?": lambda shape: isinstance(shape, list) and all(map(_is_width, shape))}
 
 
 def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -45,7 +56,7 @@ def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     text = os.fspath(source)
     name = text.removeprefix(PREFIX)
     if not text.startswith(PREFIX) or name.startswith(("/", ".", "~")):
-        folder = Path(name).expanduser()
+        folder = Path(name).expanduser().absolute()  # Minari itself refuses a relative one
         return folder, folder.name if _is_id(folder.name) else f"{folder.name}-v0"
     if not _is_id(name):
         raise InputError(f"{text}: not a Minari id, which looks like namespace/name-v0")
@@ -112,27 +123,28 @@ def _record(
 
 
 def _read_metadata(name: str, data: Path) -> dict[str, Any]:
-    try:
-        metadata = json.loads((data / "metadata.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name}: {data / 'metadata.json'}: cannot read: {one_line(error)}") from error
-    # Without its spaces Minari would make the environment, which runs code that the data name.
-    required = {"observation_space": str, "action_space": str, "total_episodes": int, "data_format": str}
-    optional = {"demosift_attributes": dict, "demosift_origin_names": list}
-    if not isinstance(metadata, dict):
-        raise InputError(f"{name}: {data / 'metadata.json'}: not a JSON object")
-    for key, kind in (required | optional).items():
-        if (key in required and key not in metadata) or not isinstance(metadata.get(key, kind()), kind):
-            raise InputError(f"{name}: {data / 'metadata.json'}: {key}: missing or not a {kind.__name__}")
+    where = f"{name}: {data / 'metadata.json'}"
+    metadata = read_json(data / "metadata.json", where)
+    place = mismatch(metadata, _METADATA)
+    if place is not None:
+        raise InputError(f"{where}: {f'{place}: missing or of the wrong type' if place else 'not a JSON object'}")
     return metadata
+
+
+def _is_width(size: Any) -> bool:
+    return type(size) is int and 0 <= size <= 1 << 20
 
 
 def _read_spaces(name: str, metadata: dict[str, Any]) -> "tuple[Space, Space]":
     from minari.serialization import deserialize_space
 
     def space(key: str) -> "Space":
+        place = mismatch(parse_json(metadata[key], f"{name}: {key}", infinite=True), _SPACE)
+        if place is not None:
+            raise InputError(f"{name}: {key}: not a space that Minari knows: {place or 'it'} is malformed")
         try:
-            return deserialize_space(metadata[key])
+            with warnings.catch_warnings(action="ignore"):
+                return deserialize_space(metadata[key])
         except Exception as error:
             raise InputError(f"{name}: {key}: not a space that Minari knows: {one_line(error)}") from error
 
@@ -153,9 +165,14 @@ def _check_spaces(name: str, obs_space: "Space", action_space: "Space") -> tuple
         return None, int(action_space.n)
     if not isinstance(action_space, Box) or len(action_space.shape) != 1:
         raise InputError(f"{name}: actions: {brief(action_space)} is neither a flat Box nor a Discrete from 0")
-    if not np.isfinite([action_space.low, action_space.high]).all():
+    ends = np.stack([action_space.low, action_space.high])
+    # An unbounded space has infinite bounds, or the largest numbers of its type.
+    if ends.dtype.kind == "f" and (np.abs(ends) >= np.finfo(ends.dtype).max).any():
         return None, None
-    return Bounds(tuple(action_space.low.tolist()), tuple(action_space.high.tolist())), None
+    try:
+        return Bounds.parse(*ends), None
+    except ValueError as error:
+        raise InputError(f"{name}: actions: {one_line(error)}") from error
 
 
 def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[dict[str, np.ndarray]]:
@@ -175,6 +192,7 @@ def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[
         return
     from minari.dataset.minari_storage import MinariStorage
 
+    refuse_links(data)
     try:
         for episode in MinariStorage.read(data).get_episodes(range(metadata["total_episodes"])):
             yield _stored_arrays(episode)
@@ -197,14 +215,14 @@ def _rows(
     for key, length in lengths.items():
         if length != steps:
             raise InputError(f"{name}: {key}: episode {index} has {len(episode[key])}, for {steps} rewards")
-    timeouts = episode["truncations"].astype(bool)
+    timeouts = as_flags(f"{name}: episode {index}", "truncations", episode["truncations"]).copy()
     timeouts[-1] = True  # an episode that simply stops ends here too; a terminal takes precedence
     rows = {
         "observations": obs[:-1],
         "actions": actions if discrete else actions.astype(np.float32),
         "rewards": episode["rewards"],
         "next_observations": obs[1:],
-        "terminals": episode["terminations"],
+        "terminals": as_flags(f"{name}: episode {index}", "terminations", episode["terminations"]),
         "timeouts": timeouts,
     }
     if with_origin:
@@ -217,11 +235,11 @@ def _rows(
 def _read_environment(name: str, metadata: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
     if metadata.get("env_spec") is None:
         return None, {}
-    try:
-        spec = json.loads(metadata["env_spec"])
-        return str(spec["id"]), dict(spec.get("kwargs") or {})
-    except (TypeError, ValueError, KeyError) as error:
-        raise InputError(f"{name}: env_spec: cannot read: {one_line(error)}") from error
+    spec = parse_json(metadata["env_spec"], f"{name}: env_spec")
+    place = mismatch(spec, {"id": str, "kwargs": (None, dict)})
+    if place is not None:
+        raise InputError(f"{name}: env_spec: cannot read: {place or 'it'} is missing or malformed")
+    return spec["id"], spec.get("kwargs") or {}
 
 
 def write_minari(dataset: Dataset, target: str | os.PathLike[str]) -> None:
@@ -315,10 +333,11 @@ def keep_minari(place: str, target: str, selection: Selection) -> None:
     A stretch of single steps becomes an episode that holds only what demosift reads.
     """
     source, (folder, dataset_id) = locate(place)[0] / "data", locate(target)
-    metadata = json.loads((source / "metadata.json").read_text(encoding="utf-8"))
+    metadata = _read_metadata(place, _data_folder(place))
     if not selection.whole or metadata["data_format"] != "hdf5":
         return write_minari(selection.apply(assemble(check_recording(record_minari(place)))), target)
     lengths = selection.lengths[selection.episodes]
+    num_episodes = metadata["total_episodes"]
     metadata |= {"dataset_id": dataset_id, "total_episodes": len(lengths), "total_steps": int(lengths.sum())}
     main = source / "main_data.hdf5"
     with open_hdf5(main) as file, atomic_folder(folder, num_bytes=main.stat().st_size) as temporary:
@@ -326,9 +345,11 @@ def keep_minari(place: str, target: str, selection: Selection) -> None:
         with h5py.File(temporary / "data" / "main_data.hdf5", "w") as copy:
             copy_attributes(file, copy)
             # Episodes without a step are not part of the dataset.
-            stored = [i for i in range(len(file)) if len(file[f"episode_{i}/rewards"]) > 0]  # pyright: ignore
+            rewards = (find_hdf5(file, f"episode_{i}/rewards") for i in range(num_episodes))
+            stored = [i for i, array in enumerate(rewards) if array is not None and len(array) > 0]
             for new, old in enumerate(selection.episodes):
-                file.copy(f"episode_{stored[old]}", copy, name=f"episode_{new}")
+                episode: Any = enter_hdf5(file, f"episode_{stored[old]}")
+                copy_tree(episode, copy.create_group(f"episode_{new}"), -1, np.zeros(0, int))
                 copy[f"episode_{new}"].attrs["id"] = new
-        (temporary / "data" / "metadata.json").write_text(json.dumps(metadata, indent=2), encoding="utf-8")
+        (temporary / "data" / "metadata.json").write_text(to_json(metadata, indent=2), encoding="utf-8")
     return None

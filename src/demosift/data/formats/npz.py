@@ -5,26 +5,33 @@ Files are taken in natural order (`episode_2` before `episode_10`). Their arrays
 folder holds facts about all of them. Object arrays are pickles and are refused.
 """
 
+import io
+import lzma
+import math
 import os
 import re
-import shutil
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.lib.format as npy
 
 from demosift.data.actions import stored_actions
-from demosift.data.checks import check_memory, check_numeric, one_line, recognise
+from demosift.data.checks import check_claim, check_memory, check_numeric, one_line, recognise
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows
 from demosift.data.selection import Run, Selection
-from demosift.files import atomic_folder
+from demosift.files import atomic_folder, copy_regular, open_regular
 from demosift.types import Dataset, InputError
 
 PREFIX = "npz:"
+DIGITS = tuple("0123456789")
 
 _KEYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts", "origin")
 
@@ -38,13 +45,14 @@ def is_npz(place: str) -> bool:
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
-    """A sort key that compares the numbers inside names by value."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    """A sort key that compares the numbers inside names by value, however long they are."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(len(part.lstrip("0")), part.lstrip("0")) if part[:1] in DIGITS else (-1, part) for part in parts]
 
 
 def npz_files(place: str) -> list[Path]:
     folder = locate(place)
-    files = sorted((path for path in folder.glob("*.npz") if path.is_file()), key=lambda path: natural_key(path.name))
+    files = sorted(folder.glob("*.npz"), key=lambda path: natural_key(path.name))
     if not files:
         raise InputError(f"{folder}: holds no .npz episodes")
     return [*files, *(path for path in [folder / SIDECAR] if path.is_file())]
@@ -58,29 +66,43 @@ def npz_parts(place: str) -> Sequence[partial[Recording]]:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Every array of one `.npz` file. Nothing is unpickled: an array of objects is refused by name."""
     try:
-        if not zipfile.is_zipfile(path):
-            raise InputError(f"{path}: not a whole .npz file: it is {recognise(path)}")
-        with zipfile.ZipFile(path) as archive:
-            check_memory(str(path), sum(entry.file_size for entry in archive.infolist()))
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: _read_array(path, stored, key) for key in stored.files}
+        with open_regular(path) as file:
+            if not zipfile.is_zipfile(file):
+                raise InputError(f"{path}: not a whole .npz file: it is {recognise(path)}")
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+                check_memory(str(path), sum(entry.file_size for entry in entries))
+                return {entry.filename.removesuffix(".npy"): _read_array(path, archive, entry) for entry in entries}
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else one_line(error)
         raise InputError(f"{path}: cannot read: {reason}") from error
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise InputError(f"{path}: damaged .npz file: {one_line(error)}") from error
+    except (RuntimeError, UnicodeError, struct.error, MemoryError) as error:  # encrypted, or of an unknown kind
         raise InputError(f"{path}: damaged .npz file: {one_line(error)}") from error
 
 
-def _read_array(path: Path, stored: Any, key: str) -> np.ndarray:
+def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    """One array, whose header may not claim more than the archive holds."""
+    key = entry.filename.removesuffix(".npy")
+    check_claim(f"{path}: {key}", entry.file_size, entry.compress_size)
+    with archive.open(entry) as stored:
+        content = stored.read()
     try:
-        array = stored[key]
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise InputError(f"{path}: {key}: holds Python objects: a pickle, which is never unpickled") from error
-        raise InputError(f"{path}: {key}: damaged array: {one_line(error)}") from error
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path}: {key}: is not a NumPy array")
-    return array
+        reader = io.BytesIO(content)
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        shape, _, dtype = read_header[npy.read_magic(reader)](reader)
+        if dtype.hasobject:
+            raise InputError(f"{path}: {key}: holds Python objects: a pickle, which is never unpickled")
+        if math.prod(shape) * dtype.itemsize != len(content) - reader.tell():
+            raise InputError(f"{path}: {key}: damaged array: its header claims a shape of {shape}")
+        return npy.read_array(io.BytesIO(content), allow_pickle=False)
+    except KeyError:
+        raise InputError(f"{path}: {key}: is not a NumPy array") from None
+    except (ValueError, TypeError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError) as error:
+        magic = content.startswith(npy.MAGIC_PREFIX)
+        what = f"damaged array: {one_line(error)}" if magic else "is not a NumPy array"
+        raise InputError(f"{path}: {key}: {what}") from error
 
 
 def _read_episode(path: Path, sidecar: Sidecar) -> Recording:
@@ -121,16 +143,18 @@ def keep_npz(place: str, target: str, selection: Selection) -> None:
     parts, sidecar = npz_parts(place), locate(place) / SIDECAR
     followed = [bool(followed_rows(check_recording(read())).any()) for read in parts]
     paths = [path for path, known in zip(npz_files(place), followed, strict=False) if known]
+    if len(paths) != len(selection.episode_ends):
+        raise InputError(f"{place}: a file holds several episodes; keep part of it in one file: --out KEPT.hdf5")
     with atomic_folder(locate(target), num_bytes=sum(path.stat().st_size for path in paths)) as folder:
         for run in selection.runs():
             path = paths[run.episode]
             if selection.whole:
-                shutil.copyfile(path, folder / path.name)
+                copy_regular(path, folder / path.name)
             else:
                 name = f"{path.stem}_{run.start}.npz"
                 np.savez(folder / name, allow_pickle=False, **_cut(read_arrays(path), run))
         if sidecar.is_file():
-            shutil.copyfile(sidecar, folder / SIDECAR)
+            copy_regular(sidecar, folder / SIDECAR)
 
 
 def _cut(arrays: dict[str, np.ndarray], run: Run) -> dict[str, Any]:

@@ -10,7 +10,6 @@ never cuts a demonstration: at the last row it marks a terminal state, elsewhere
 
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from demosift.data.checks import check_memory, enter_hdf5, find_hdf5, one_line, open_hdf5
-from demosift.data.formats.hdf5.file import read_rows
+from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, open_hdf5
+from demosift.data.formats.hdf5.file import read_rows, text_of
 from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar, describe, observation_keys, parse_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows
 from demosift.data.selection import Run, Selection
-from demosift.files import atomic_write
+from demosift.files import atomic_write, copy_regular, mismatch, parse_json
 from demosift.types import Dataset, InputError
 
 PREFIX = "robomimic:"
@@ -33,6 +32,7 @@ SIDECAR_ATTRIBUTE = "demosift"
 
 _ORIGIN = "infos/origin"
 _GYM = 2  # robomimic's number for Gym environments; names of other kinds are not Gymnasium ids
+_ENV_ARGS = {"env_name": str, "env_kwargs": (None, dict)}
 _DEFAULT_KEY = "flat"  # the name that robomimic's own conversion of D4RL uses
 
 
@@ -46,10 +46,10 @@ def is_robomimic(place: str) -> bool:
     try:
         if not Path(place).is_file() or not h5py.is_hdf5(place):
             return False
-        with h5py.File(place, "r") as file:
+        with open_hdf5(Path(place)) as file:
             link = file.get("data", getlink=True)
             return isinstance(link, h5py.HardLink) and isinstance(file["data"], h5py.Group)
-    except (OSError, RuntimeError, KeyError, ValueError):
+    except (InputError, ValueError):
         return False  # reading it as a native file will say what is wrong
 
 
@@ -65,13 +65,15 @@ def robomimic_parts(place: str, obs: str | None = None, filter: str | None = Non
         if not names:
             raise InputError(f"{path}: data: the set is empty")
         keys, skipped = low_dimensional_keys(file, names[0], obs)
-        environment = _read_environment(path, dict(file["data"].attrs))
+        attributes = file["data"].attrs
+        stored = {name: attributes[name] for name in (SIDECAR_ATTRIBUTE, "env_args") if name in attributes}
+        environment = _read_environment(path, stored)
     return [partial(_record_demo, path, name, keys, obs is not None, skipped, environment) for name in names]
 
 
 def list_demos(file: h5py.File) -> list[str]:
     """Demonstrations in the order of their numbers, as robomimic sorts them: demo_2 before demo_10."""
-    data = file.get("data")
+    data = enter_hdf5(file, "data") if file.get("data", getlink=True) is not None else None
     if not isinstance(data, h5py.Group):
         raise InputError(f"{file.filename}: data: the file has no such group")
     names = [str(name) for name in data]
@@ -83,19 +85,31 @@ def list_demos(file: h5py.File) -> list[str]:
 
 
 def read_filter_key(file: h5py.File, name: str) -> list[str]:
-    mask = file.get("mask")
-    if not isinstance(mask, h5py.Group) or name not in mask:
-        known = ", ".join(mask) if isinstance(mask, h5py.Group) else ""
+    mask = filter_keys(file)
+    if mask is None or name not in list(mask):
+        known = ", ".join(mask or ())
         raise InputError(f"{file.filename}: mask/{name}: no such filter key (the file has: {known or 'none'})")
-    stored = mask[name]
-    if not isinstance(stored, h5py.Dataset) or stored.ndim != 1 or stored.dtype.kind not in "SO":
-        raise InputError(f"{file.filename}: mask/{name}: not a list of demonstrations")
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in stored[()]]
+    stored, where = enter_hdf5(mask, name), f"mask/{name}"
+    is_text = isinstance(stored, h5py.Dataset) and (stored.dtype.kind == "S" or h5py.check_string_dtype(stored.dtype))
+    if not isinstance(stored, h5py.Dataset) or stored.ndim != 1 or not is_text:
+        raise InputError(f"{file.filename}: {where}: not a list of demonstrations")
+    check_memory(f"{file.filename}: {where}", 64 * len(stored))
+    return [text_of(file.filename, where, value) for value in stored[()]]
+
+
+def filter_keys(file: h5py.File) -> h5py.Group | None:
+    """The group of filter keys, if the file has one."""
+    if file.get("mask", getlink=True) is None:
+        return None
+    mask = enter_hdf5(file, "mask")
+    return mask if isinstance(mask, h5py.Group) else None
 
 
 def low_dimensional_keys(file: h5py.File, demo: str, wanted: str | None = None) -> tuple[list[str], list[str]]:
     """The observation keys that are read, in order, and those that are not because they hold images."""
-    group = file.get(f"data/{demo}/obs")
+    episode = enter_hdf5(file["data"], demo)  # pyright: ignore[reportArgumentType]
+    stored = isinstance(episode, h5py.Group) and episode.get("obs", getlink=True) is not None
+    group = enter_hdf5(episode, "obs") if stored and isinstance(episode, h5py.Group) else None
     if not isinstance(group, h5py.Group):
         raise InputError(
             f"{file.filename}: data/{demo}/obs: absent; a file of raw simulator states needs its observations "
@@ -148,7 +162,7 @@ def _record_demo(
             raise InputError(f"{source}: actions: the demonstration has no such key")
         steps = len(actions) if actions.ndim else 0
         stated = file[base].attrs.get("num_samples", steps)
-        if steps == 0 or stated != steps:
+        if steps == 0 or np.ndim(stated) or stated != steps:
             raise InputError(f"{source}: actions: has {steps} rows, num_samples says {stated}")
         observations, widths = _join(source, "obs", keys, steps, read)
         has_next = f"{base}/next_obs" in file
@@ -158,7 +172,7 @@ def _record_demo(
     last = np.arange(steps) == steps - 1
     if dones is not None and dones.shape[:1] != (steps,):
         raise InputError(f"{source}: dones: has {len(dones) if dones.ndim else 0} rows, actions has {steps}")
-    terminal = np.zeros(steps, bool) if dones is None else dones.reshape(steps, -1).any(axis=1) & last
+    terminal = np.zeros(steps, bool) if dones is None else as_flags(source, "dones", dones) & last
     if actions.dtype.kind == "f" and environment.bounds is not None:
         actions = environment.bounds.from_unit(actions)
     attributes: dict[str, Any] = {} if keys == [_DEFAULT_KEY] else {"obs_keys": widths}
@@ -208,13 +222,13 @@ def _read_environment(path: Path, stored: Mapping[str, Any]) -> Sidecar:
         return parse_sidecar(f"{path}: data: attribute {SIDECAR_ATTRIBUTE}", stored[SIDECAR_ATTRIBUTE])
     if "env_args" not in stored:
         return Sidecar()
-    try:
-        content = json.loads(stored["env_args"])
-        kwargs, name = dict(content.get("env_kwargs") or {}), str(content["env_name"])
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: data: attribute env_args: cannot read: {one_line(error)}") from error
+    where = f"{path}: data: attribute env_args"
+    content = parse_json(stored["env_args"], where)
+    place = mismatch(content, _ENV_ARGS)
+    if place is not None:
+        raise InputError(f"{where}: cannot read: {place or 'it'} is missing or malformed")
     if content.get("type") == _GYM:
-        return Sidecar(environment_id=name, environment_kwargs=kwargs)
+        return Sidecar(environment_id=content["env_name"], environment_kwargs=content.get("env_kwargs") or {})
     return Sidecar(attributes={"env_args": content})
 
 
@@ -284,8 +298,7 @@ def keep_robomimic(place: str, target: str, selection: Selection, **options: str
             if not selection.whole:
                 data[new].attrs["source_demo"] = old
         data.attrs["total"] = total
-        mask = file.get("mask")
-        for key in mask if isinstance(mask, h5py.Group) else ():
+        for key in filter_keys(file) or ():
             kept = [new for old in read_filter_key(file, str(key)) for new in names.get(old, ())]
             copy.create_dataset(f"mask/{key}", data=np.array(kept, "S"))
 
@@ -317,9 +330,10 @@ def write_filter_key(place: str, target: str, name: str, selection: Selection, *
     demos = list_episodes(place, **options)
     kept = [demos[episode] for episode in selection.episodes]
     with open_hdf5(path) as file:
-        if "mask" in file and name in file["mask"]:  # pyright: ignore[reportOperatorIssue]
+        if name in (filter_keys(file) or ()):
             raise InputError(f"{path}: mask/{name}: the file has this filter key already; choose another name")
     with atomic_write(destination, path.stat().st_size + 65536) as temporary:
-        shutil.copyfile(path, temporary)
+        temporary.unlink()
+        copy_regular(path.resolve(), temporary)
         with h5py.File(temporary, "r+") as copy:
             copy.create_dataset(f"mask/{name}", data=np.array(kept, "S"))

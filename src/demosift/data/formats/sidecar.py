@@ -4,7 +4,7 @@ The native file keeps them as attributes. Other formats have no place for them, 
 folder, an attribute in a robomimic file. The libraries of those formats ignore it.
 """
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,22 @@ import numpy as np
 
 from demosift.data.checks import one_line
 from demosift.data.recording import Recording
-from demosift.files import write_json
-from demosift.types import Bounds, Dataset, InputError, Origin
+from demosift.files import Unusable, mismatch, parse_json, read_json, write_json
+from demosift.types import Bounds, Dataset, Origin
 
 SIDECAR = "demosift.json"
+
+_BOUND = (None, float, int, [(float, int)])
+SCHEMA = {
+    "env_id": (None, str),
+    "env_kwargs?": dict,
+    "action_low": _BOUND,
+    "action_high": _BOUND,
+    "num_actions": (None, int),
+    "origin_names?": [str],
+    "attributes?": dict,
+}
+MOST_ACTIONS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -31,14 +43,17 @@ class Sidecar:
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Self:
-        """Raises ValueError, TypeError or AttributeError where the content is not what demosift writes."""
+        """Raises ValueError where the content is not what demosift writes."""
         num_actions, environment_id = content.get("num_actions"), content.get("env_id")
         if num_actions is not None and not (isinstance(num_actions, int | np.integer) and num_actions > 0):
             raise ValueError(f"num_actions: {num_actions!r} is not a positive integer")
+        if num_actions is not None and num_actions > MOST_ACTIONS:
+            raise ValueError(f"num_actions: {num_actions} is more than any environment has")
+        low, high = content.get("action_low"), content.get("action_high")
         return cls(
             None if environment_id is None else str(environment_id),
             dict(content.get("env_kwargs", {})),
-            _parse_bounds(content.get("action_low"), content.get("action_high")),
+            None if low is None and high is None else Bounds.parse(low, high),
             None if num_actions is None else int(num_actions),
             tuple(map(str, content.get("origin_names", ()))),
             dict(content.get("attributes", {})),
@@ -60,18 +75,6 @@ class Sidecar:
         )
 
 
-def _parse_bounds(low: Any, high: Any) -> Bounds | None:
-    if all(side is None for side in (low, high)):
-        return None
-    try:
-        low, high = np.atleast_1d(low).astype(np.float64), np.atleast_1d(high).astype(np.float64)
-        if low.ndim == 1 and low.shape == high.shape and np.isfinite([low, high]).all() and (low <= high).all():
-            return Bounds(tuple(low.tolist()), tuple(high.tolist()))
-    except (TypeError, ValueError):
-        pass
-    raise ValueError("action_low, action_high: not two equally long lists of numbers, low below high")
-
-
 def observation_keys(dataset: Dataset, default: str, prefix: str = "") -> dict[str, int]:
     """The parts of an observation and their widths, as in the file it was read from, under names with a prefix.
 
@@ -81,7 +84,7 @@ def observation_keys(dataset: Dataset, default: str, prefix: str = "") -> dict[s
     if isinstance(stated, dict):
         named = {key if key.startswith(prefix) else f"{prefix}.{key}": width for key, width in stated.items()}
         whole = all(isinstance(width, int) and width > 0 for width in named.values())
-        usable = list(named) == sorted(named) and "/" not in "".join(named)
+        usable = list(named) == sorted(named) and all(re.fullmatch(r"[\w .-]*\w[\w .-]*", name) for name in named)
         if whole and usable and sum(named.values()) == dataset.obs_dim:
             return named
     return {default: dataset.obs_dim}
@@ -106,16 +109,20 @@ def write_sidecar(path: Path, dataset: Dataset) -> None:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    if not path.is_file():
-        return Sidecar()
-    try:
-        return parse_sidecar(str(path), path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read: {one_line(error)}") from error
+    where = f"{path}: not what demosift writes"
+    return _parse(where, read_json(path, where)) if path.exists() else Sidecar()
 
 
-def parse_sidecar(source: str, text: str | bytes) -> Sidecar:
+def parse_sidecar(source: str, text: Any) -> Sidecar:
+    where = f"{source}: not what demosift writes"
+    return _parse(where, parse_json(text, where))
+
+
+def _parse(where: str, content: Any) -> Sidecar:
+    place = mismatch(content, SCHEMA)
+    if place is not None:
+        raise Unusable(f"{where}: {place or 'it'} is of the wrong type")
     try:
-        return Sidecar.parse(json.loads(text))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{source}: not what demosift writes: {one_line(error)}") from error
+        return Sidecar.parse(content)
+    except ValueError as error:
+        raise Unusable(f"{where}: {one_line(error)}") from error

@@ -17,7 +17,7 @@ from demosift.data.actions import stored_actions
 from demosift.data.checks import check_memory, find_hdf5, one_line, open_hdf5
 from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording
-from demosift.files import atomic_write
+from demosift.files import atomic_write, parse_json
 from demosift.types import Dataset, InputError
 
 FORMAT_VERSION = 1
@@ -57,37 +57,43 @@ def read_names(path: Path, dataset: h5py.Dataset) -> tuple[str, ...]:
     names: Any = dataset.attrs.get("names")
     if names is None or isinstance(names, h5py.Empty) or np.size(names) == 0:
         raise InputError(f"{path}: {ORIGIN}: has no attribute names to say what its codes mean")
-    return tuple(_text(name) for name in np.atleast_1d(names))
+    return tuple(text_of(path, f"{ORIGIN}: names", name) for name in np.ravel(names)[:128])  # codes are int8
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def text_of(path: str | Path, key: str, value: Any) -> str:
+    """A text as HDF5 stores it, in one form or another."""
+    try:
+        text = value.decode("utf-8") if isinstance(value, bytes) else value
+        if isinstance(text, str) and len(text) <= 4096:
+            text.encode("utf-8")
+            return str(text)
+    except UnicodeError:
+        pass
+    raise InputError(f"{path}: {key}: not a text in UTF-8")
 
 
 def read_attributes(file: h5py.File) -> Sidecar:
     """The file's own attributes. A plain D4RL file has none of them."""
     path = file.filename
-    stored: dict[str, Any] = dict(file.attrs)
+    names = ("format_version", "env_id", "env_kwargs", "attributes", "action_low", "action_high", "num_actions")
+    stored: dict[str, Any] = {name: file.attrs[name] for name in names if name in file.attrs}
 
     def parse(name: str) -> dict[str, Any]:
-        try:
-            content = json.loads(stored.get(name, "{}"))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{path}: attribute {name}: not JSON: {one_line(error)}") from error
+        content = parse_json(stored.get(name, "{}"), f"{path}: attribute {name}")
         if not isinstance(content, dict):
             raise InputError(f"{path}: attribute {name}: not a JSON object")
         return content
 
     version = stored.get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
+    if np.ndim(version) or version != FORMAT_VERSION:
         raise InputError(f"{path}: attribute format_version: {version}, this demosift reads {FORMAT_VERSION}")
     facts = {name: stored[name] for name in ("action_low", "action_high", "num_actions") if name in stored}
-    facts |= {"env_id": _text(stored.get("env_id", "")) or None, "env_kwargs": parse("env_kwargs")}
+    facts |= {"env_id": text_of(path, "env_id", stored.get("env_id", "")) or None, "env_kwargs": parse("env_kwargs")}
     # The action bounds among them repeat action_low and action_high.
     facts["attributes"] = {key: value for key, value in parse("attributes").items() if key != "action_bounds"}
     try:
         return Sidecar.parse(facts)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: attribute {one_line(error)}") from error
 
 

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from jaxtyping import Int
 
-from demosift.data.checks import as_flags, enter_hdf5, open_hdf5
+from demosift.data.checks import as_flags, enter_hdf5, one_line, open_hdf5
 from demosift.data.formats.hdf5.file import SUFFIXES, find_arrays
 from demosift.data.formats.hdf5.rows import open_hdf5_rows
 from demosift.data.selection import Selection
@@ -79,8 +79,12 @@ def copy_tree(
 
 
 def copy_attributes(source: Any, target: Any) -> None:
-    for name, value in source.attrs.items():
-        target.attrs[name] = value
+    for name in source.attrs:
+        try:
+            target.attrs[name] = source.attrs[name]
+        except (TypeError, ValueError, OSError, RuntimeError) as error:
+            where = f"{source.file.filename}: {source.name}: attribute {name}"
+            raise InputError(f"{where}: cannot be copied: {one_line(error)}") from error
 
 
 def _copy_rows(source: Any, target: h5py.Group, name: str, wanted: Int[np.ndarray, "rows"]) -> None:

@@ -12,8 +12,7 @@ LeRobot stores frames, not transitions. Unless a dataset has the columns that de
 the state after an episode's last frame is unknown, and that frame is dropped as in a native file without successors.
 """
 
-import json
-import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
@@ -22,12 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from demosift.data.checks import check_memory, one_line, recognise
+from demosift.data.checks import as_flags, one_line
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar
+from demosift.data.parquet import as_indices, as_numbers, column_names, read_table
 from demosift.data.recording import Recording
+from demosift.files import mismatch, read_json
 from demosift.types import InputError
 
 ORIGIN = "origin"
@@ -83,13 +83,17 @@ def lerobot_facts(place: str, name: str) -> dict[int, Any]:
     info = read_info(place)
     found: dict[int, Any] = {}
     for shard in list_shards(info):
-        if name not in pq.read_schema(shard.path).names:
+        if name not in column_names(shard.path):
             continue
         table = read_table(shard.path, ["episode_index", "frame_index", name])
         order, last = order_frames(table, shard)
         ends = order[last]
-        episode = as_numbers(shard.path, "episode_index", table["episode_index"], 1)[ends]
-        found |= dict(zip(episode.tolist(), table[name].take(pa.array(ends)).to_pylist(), strict=True))
+        episode = as_indices(shard.path, "episode_index", table["episode_index"])[ends]
+        try:
+            values = table[name].take(pa.array(ends)).to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date beyond Python's
+            raise InputError(f"{shard.path}: {name}: cannot read: {one_line(error)}") from error
+        found |= dict(zip(episode.tolist(), values, strict=True))
     return found
 
 
@@ -97,30 +101,28 @@ def read_info(place: str) -> Info:
     root = locate(place)
     path = root / "meta" / "info.json"
     content = read_json(path)
-    try:
-        number = str(content["codebase_version"]).removeprefix("v").split(".")
-        version = (int(number[0]), int(number[1]) if len(number) > 1 else 0)
-        features = {str(key): dict(feature) for key, feature in content["features"].items()}
-        for feature in features.values():
-            feature["shape"] = tuple(int(size) for size in feature["shape"])
-            feature["dtype"] = str(feature["dtype"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: not of a LeRobot dataset: {one_line(error)} is missing or malformed") from error
-    if version[0] not in (2, 3):
+    wrong = mismatch(content, _INFO)
+    if wrong is not None:
+        raise InputError(f"{path}: not of a LeRobot dataset: {wrong or 'an object'} is missing or malformed")
+    major, _, minor = content["codebase_version"].removeprefix("v").partition(".")
+    if major not in ("2", "3"):
         raise InputError(f"{path}: codebase_version: {content['codebase_version']}; versions 2.0, 2.1 and 3.0 are read")
-    return Info(root, version, features, content)
+    features = {key: {**feature, "shape": tuple(feature["shape"])} for key, feature in content["features"].items()}
+    return Info(root, (int(major), int(minor or 0)), features, content)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {os.strerror(error.errno or 0)}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a JSON object")
-    return content
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 < size <= 1 << 20 for size in value)
+
+
+_INFO = {
+    "codebase_version": lambda text: isinstance(text, str) and re.fullmatch(r"v?[0-9]{1,4}(\.[0-9]{1,4})?", text),
+    "features": {str: {"dtype": str, "shape": _is_shape}},
+    "total_episodes?": int,
+    "total_frames?": int,
+    "fps": (None, int, float),
+    "robot_type": (None, str),
+}
 
 
 def observation_keys(info: Info, wanted: str | None = None) -> tuple[list[str], list[str]]:
@@ -145,7 +147,7 @@ def _is_vector(feature: dict[str, Any]) -> bool:
 
 
 def data_files(info: Info) -> list[Path]:
-    files = sorted(path for path in (info.root / "data").glob("*/*.parquet") if path.is_file())
+    files = sorted((info.root / "data").glob("*/*.parquet"))
     if not files:
         raise InputError(f"{info.root}: holds no data/*/*.parquet")
     return files
@@ -158,7 +160,7 @@ def list_shards(info: Info) -> list[Shard]:
     for path in data_files(info):
         column = read_table(path, ["episode_index"])["episode_index"]
         num_frames += len(column)
-        for episode in np.unique(as_numbers(path, "episode_index", column, 1)).astype(int).tolist():
+        for episode in np.unique(as_indices(path, "episode_index", column)).tolist():
             if home.setdefault(episode, path) != path:
                 raise InputError(f"{path}: episode_index: episode {episode} is also in {home[episode]}")
     for key, found in (("total_episodes", len(home)), ("total_frames", num_frames)):
@@ -168,63 +170,10 @@ def list_shards(info: Info) -> list[Shard]:
     return [Shard(path, tuple(episodes)) for path, episodes in groupby(sorted(home), key=home.__getitem__)]
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Parquet file, or some of its columns; whatever Arrow finds wrong with it becomes one line."""
-    try:
-        if path.stat().st_size == 0:
-            raise InputError(f"{path}: the file is empty")
-        with pq.ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            for name in columns or ():
-                if name not in present:
-                    raise InputError(f"{path}: {name}: the file has no such column")
-            groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
-            check_memory(str(path), sum(group.total_byte_size for group in groups))
-            return file.read(list(columns) if columns is not None else None)
-    except OSError as error:
-        if error.errno:
-            raise InputError(f"{path}: cannot read: {os.strerror(error.errno)}") from error
-        raise InputError(f"{path}: damaged Parquet file: {one_line(error)}") from error
-    except pa.ArrowException as error:
-        kind = recognise(path)
-        if kind == "a Parquet file":
-            raise InputError(f"{path}: truncated or damaged Parquet file: {one_line(error)}") from error
-        raise InputError(f"{path}: not a Parquet file: it is {kind}") from error
-
-
-def as_numbers(path: Path, key: str, column: pa.ChunkedArray, width: int) -> np.ndarray:
-    """A column of numbers, or of lists of `width` numbers, as an array (rows,) or (rows, width)."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # without chunks, or too long for one
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if array.null_count:
-        raise InputError(f"{path}: {key}: row {array.is_null().index(True).as_py()}: is null")
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
-        lengths = np.asarray(array.value_lengths())
-        if (lengths != width).any():
-            row = int(np.argmax(lengths != width))
-            raise InputError(f"{path}: {key}: row {row}: has {lengths[row]} numbers, meta/info.json says {width}")
-        values = array.flatten()
-        if values.null_count:
-            raise InputError(f"{path}: {key}: row {values.is_null().index(True).as_py() // width}: holds a null")
-        return _plain(path, key, values).reshape(len(array), width)
-    if width != 1:
-        raise InputError(f"{path}: {key}: one {array.type} per row, meta/info.json says {width} numbers")
-    return _plain(path, key, array)
-
-
-def _plain(path: Path, key: str, values: pa.Array) -> np.ndarray:
-    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)):
-        raise InputError(f"{path}: {key}: holds {values.type}, not numbers")
-    return values.to_numpy(zero_copy_only=False)
-
-
 def order_frames(table: pa.Table, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
     """The rows of the shard's episodes in order, and which of them end an episode."""
     path = shard.path
-    episode, frame = (as_numbers(path, key, table[key], 1) for key in ("episode_index", "frame_index"))
+    episode, frame = (as_indices(path, key, table[key]) for key in ("episode_index", "frame_index"))
     order = np.lexsort((frame, episode))
     order = order[np.isin(episode[order], shard.episodes)]
     episode, frame = episode[order], frame[order]
@@ -257,9 +206,9 @@ def _record_shard(info: Info, shard: Shard, keys: list[str], skipped: list[str],
         return np.concatenate([column(name)[order].reshape(len(order), -1) for name in names], axis=1)
 
     done, truncated = rows(DONE), rows(TRUNCATED)
-    terminal = np.zeros(len(order), bool) if done is None else done.astype(bool) & last
+    terminal = np.zeros(len(order), bool) if done is None else as_flags(str(path), DONE, done) & last
     if truncated is not None:
-        terminal &= ~truncated.astype(bool)
+        terminal &= ~as_flags(str(path), TRUNCATED, truncated)
     actions = column(ACTION)[order]
     if actions.ndim == 1 and actions.dtype.kind not in "iu":
         actions = actions[:, None]

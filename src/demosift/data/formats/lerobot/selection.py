@@ -5,8 +5,6 @@ Kept episodes get new numbers. Videos are copied as they are, since an episode's
 again; those of pictures are merged from the kept episodes, where the dataset has them.
 """
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,20 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from demosift.data.checks import one_line
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.lerobot.reading import (
     NUMBERS,
     Info,
     Shard,
-    as_numbers,
     lerobot_parts,
     list_shards,
     observation_keys,
     order_frames,
     read_info,
-    read_json,
-    read_table,
 )
 from demosift.data.formats.lerobot.stats import Stats, aggregate_stats, feature_stats, from_json, to_json
 from demosift.data.formats.lerobot.writing import (
@@ -38,9 +32,22 @@ from demosift.data.formats.lerobot.writing import (
     write_episodes,
     write_table,
 )
+from demosift.data.parquet import as_indices, as_numbers, read_table
 from demosift.data.recording import check_recording, followed_rows
 from demosift.data.selection import Selection
-from demosift.files import atomic_folder, write_json
+from demosift.files import (
+    Unusable,
+    atomic_folder,
+    below,
+    copy_regular,
+    mismatch,
+    parse_json,
+    read_json,
+    read_text,
+    refuse_links,
+    write_json,
+)
+from demosift.files import to_json as dump_json
 from demosift.types import InputError
 
 OLD_DATA_PATH = "data/chunk-{chunk:03d}/episode_{episode:06d}.parquet"
@@ -61,6 +68,7 @@ class Written(NamedTuple):
 
 def keep_lerobot(place: str, target: str, selection: Selection, **options: str) -> None:
     info = read_info(place)
+    refuse_links(info.root)
     stretches = _stretches(place, info, selection, **options)
     num_bytes = sum(path.stat().st_size for path in info.root.rglob("*") if path.is_file())
     with atomic_folder(locate(target), num_bytes=num_bytes) as root:
@@ -68,7 +76,10 @@ def keep_lerobot(place: str, target: str, selection: Selection, **options: str) 
         written = (_write_version_3 if info.version[0] == 3 else _write_version_2)(info, root, stretches)
         old_stats = info.root / "meta" / "stats.json"
         if old_stats.is_file():
-            merged = {**read_json(old_stats), **to_json(aggregate_stats(written.stats))}
+            kept = read_json(old_stats)
+            if not isinstance(kept, dict):
+                raise InputError(f"{old_stats}: not the statistics of a dataset")
+            merged = {**kept, **to_json(aggregate_stats(written.stats))}
             write_json(root / "meta" / "stats.json", merged)
         num_episodes = len(written.stats)
         content = {**info.content, "features": written.features, "splits": {"train": f"0:{num_episodes}"}}
@@ -113,8 +124,7 @@ def _copy_rest(info: Info, root: Path) -> None:
         data = inside.parts[0] in ("data", "videos", "images") or inside.parts[:2] == ("meta", "episodes")
         rewritten = inside.parts[0] == "meta" and inside.name in _REWRITTEN
         if path.is_file() and not (hidden or data or rewritten):
-            (root / inside).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, root / inside)
+            copy_regular(path, root / inside)
 
 
 def _write_version_3(info: Info, root: Path, stretches: Stretches) -> Written:
@@ -135,9 +145,9 @@ def _write_version_3(info: Info, root: Path, stretches: Stretches) -> Written:
         rows.append({**kept, **place})
         stats.append(_stats(features, table, _unflatten(old[source])))
         for key in info.videos:
-            where = {name: kept[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+            where = {name: _number(info, kept, f"videos/{key}/{name}") for name in ("chunk_index", "file_index")}
             video = VIDEO_PATH.format(video_key=key, **where)
-            _copy_video(info.root / video, root / video)
+            _copy_video(info, video, root, video)
         num_frames += len(table)
     _write_file(root, info, len(files) - 1, files[-1])
     write_episodes(root, rows, stats)
@@ -153,7 +163,11 @@ def _read_episodes(info: Info) -> dict[int, Row]:
     """The metadata that version 3 keeps about each episode."""
     rows: dict[int, Row] = {}
     for path in sorted((info.root / "meta" / "episodes").glob("*/*.parquet")):
-        rows |= {row["episode_index"]: row for row in read_table(path).to_pylist()}
+        table = read_table(path)
+        if "episode_index" not in table.column_names or "tasks" not in table.column_names:
+            raise InputError(f"{path}: episode_index or tasks: the file has no such column")
+        episodes = as_indices(path, "episode_index", table["episode_index"]).tolist()
+        rows |= dict(zip(episodes, table.to_pylist(), strict=True))
     return _complete(info, info.root / "meta" / "episodes", rows)
 
 
@@ -171,17 +185,24 @@ def _unflatten(row: Row) -> dict[str, Stats]:
     for key, value in row.items():
         if key.startswith("stats/") and value is not None:
             feature, name = key.removeprefix("stats/").rsplit("/", 1)
-            stats.setdefault(feature, {})[name] = np.asarray(value)
-    return stats
+            stats.setdefault(feature, {})[name] = value
+    return from_json(f"episode {row['episode_index']}", stats)
 
 
-def _copy_video(old: Path, new: Path) -> None:
+def _number(info: Info, row: Row, key: str) -> int:
+    value = row.get(key)
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise InputError(f"{info.root / 'meta' / 'episodes'}: {key}: {value!r} is not the number of a file")
+    return value
+
+
+def _copy_video(info: Info, name: str, root: Path, new_name: str) -> None:
+    old, new = below(info.root, name), below(root, new_name)
     if new.exists():
         return
     if not old.is_file():
         raise InputError(f"{old}: the video of a kept episode is missing")
-    new.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(old, new)
+    copy_regular(old, new)
 
 
 def _write_version_2(info: Info, root: Path, stretches: Stretches) -> Written:
@@ -193,10 +214,12 @@ def _write_version_2(info: Info, root: Path, stretches: Stretches) -> Written:
         chunk = number // info.chunk_size
         write_table(table, root / OLD_DATA_PATH.format(chunk=chunk, episode=number))
         rows.append({**old[source], "episode_index": number, "length": len(table)})
-        stats.append(_stats(features, table, from_json(old_stats.get(source, {}).get("stats", {}))))
+        told = old_stats.get(source, {}).get("stats", {})
+        where = f"{info.root / 'meta' / 'episodes_stats.jsonl'}: episode {source}"
+        stats.append(_stats(features, table, from_json(where, told)))
         for key in info.videos:
             before = OLD_VIDEO_PATH.format(chunk=source // info.chunk_size, key=key, episode=source)
-            _copy_video(info.root / before, root / OLD_VIDEO_PATH.format(chunk=chunk, key=key, episode=number))
+            _copy_video(info, before, root, OLD_VIDEO_PATH.format(chunk=chunk, key=key, episode=number))
         num_frames += len(table)
     _write_lines(root, "episodes.jsonl", rows)
     if old_stats:
@@ -207,20 +230,22 @@ def _write_version_2(info: Info, root: Path, stretches: Stretches) -> Written:
 
 def _read_lines(info: Info, name: str) -> dict[int, Row]:
     path = info.root / "meta" / name
-    if not path.is_file():
+    if not path.exists():
         return {}
     rows = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        try:
-            row = json.loads(line)
-            rows[int(row["episode_index"])] = row
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path}: line {number + 1}: {one_line(error)}") from error
+    for number, line in enumerate(read_text(path, str(path)).split("\n"), start=1):
+        if line.strip():
+            here = f"{path}: line {number}"
+            row = parse_json(line, here)
+            wrong = mismatch(row, {"episode_index": int, "stats?": dict})
+            if wrong is not None or row["episode_index"] in rows:
+                raise Unusable(f"{here}: {wrong or 'episode_index'} is missing, malformed or there twice")
+            rows[row["episode_index"]] = row
     return rows
 
 
 def _write_lines(root: Path, name: str, rows: list[Row]) -> None:
-    (root / "meta" / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (root / "meta" / name).write_text("".join(dump_json(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _features_of(info: Info, table: pa.Table) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from demosift.types import InputError
+
 Stats = dict[str, np.ndarray]
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
@@ -53,5 +55,21 @@ def to_json(stats: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
     return {key: {name: np.asarray(value).tolist() for name, value in each.items()} for key, each in stats.items()}
 
 
-def from_json(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, Stats]:
-    return {key: {name: np.asarray(value) for name, value in each.items()} for key, each in stats.items()}
+def from_json(where: str, stats: Any) -> dict[str, Stats]:
+    """The statistics of features, as a dataset stores them; `where` names the place in messages."""
+    if not isinstance(stats, dict) or not all(isinstance(each, dict) for each in stats.values()):
+        raise InputError(f"{where}: not the statistics of features")
+    return {
+        key: {name: _array(f"{where}: {key}: {name}", value) for name, value in each.items()}
+        for key, each in stats.items()
+    }
+
+
+def _array(where: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf" and array.size > 0 and np.isfinite(array).all():
+            return array
+    except ValueError:  # rows of unequal length
+        pass
+    raise InputError(f"{where}: not an array of finite numbers")

@@ -1,0 +1,97 @@
+"""Parquet files from outside: their tables, and columns of numbers.
+
+A header may claim any number of rows, and a column may hold anything: both are checked before they are used.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from demosift.data.checks import check_claim, check_memory, one_line, recognise
+from demosift.files import check_regular
+from demosift.types import InputError
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file; whatever Arrow finds wrong with it becomes one line."""
+    try:
+        check_regular(path)
+        if path.stat().st_size == 0:
+            raise InputError(f"{path}: the file is empty")
+        with pq.ParquetFile(path) as file:
+            yield file
+    except OSError as error:
+        if error.errno:
+            raise InputError(f"{path}: cannot read: {os.strerror(error.errno)}") from error
+        raise InputError(f"{path}: damaged Parquet file: {one_line(error)}") from error
+    except (pa.ArrowException, MemoryError) as error:
+        kind = recognise(path)
+        if kind == "a Parquet file":
+            raise InputError(f"{path}: truncated or damaged Parquet file: {one_line(error)}") from error
+        raise InputError(f"{path}: not a Parquet file: it is {kind}") from error
+
+
+def column_names(path: Path) -> list[str]:
+    with open_parquet(path) as file:
+        return file.schema_arrow.names
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A Parquet file, or some of its columns."""
+    with open_parquet(path) as file:
+        present, about, size = file.schema_arrow.names, file.metadata, path.stat().st_size
+        for name in columns or ():
+            if present.count(name) != 1:
+                raise InputError(f"{path}: {name}: the file has {'two' if name in present else 'no'} such column")
+        groups = [about.row_group(index) for index in range(about.num_row_groups)]
+        for num_bytes in (sum(group.total_byte_size for group in groups), 8 * about.num_rows):
+            check_memory(str(path), num_bytes)
+            check_claim(str(path), num_bytes, size)
+        values = [group.column(index).num_values for group in groups for index in range(group.num_columns)]
+        check_claim(str(path), 8 * max(values, default=0), size)
+        return file.read(list(columns) if columns is not None else None, use_threads=False)
+
+
+def as_numbers(path: Path, key: str, column: pa.ChunkedArray, width: int) -> np.ndarray:
+    """A column of numbers, or of lists of `width` numbers, as an array (rows,) or (rows, width)."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # without chunks, or too long for one
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if array.null_count:
+        raise InputError(f"{path}: {key}: row {array.is_null().index(True).as_py()}: is null")
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        lengths = np.asarray(array.value_lengths())
+        if (lengths != width).any():
+            row = int(np.argmax(lengths != width))
+            raise InputError(f"{path}: {key}: row {row}: has {lengths[row]} numbers, meta/info.json says {width}")
+        values = array.flatten()
+        if values.null_count:
+            raise InputError(f"{path}: {key}: row {values.is_null().index(True).as_py() // width}: holds a null")
+        return _plain(path, key, values).reshape(len(array), width)
+    if width != 1:
+        raise InputError(f"{path}: {key}: one {array.type} per row, meta/info.json says {width} numbers")
+    return _plain(path, key, array)
+
+
+def as_indices(path: Path, key: str, column: pa.ChunkedArray) -> np.ndarray:
+    """A column that counts: whole numbers from 0."""
+    values = as_numbers(path, key, column, 1).reshape(len(column))
+    wrong = ~((values >= 0) & (values < 2**53) & (values == np.floor(values)))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{path}: {key}: row {row}: {values[row]} does not count anything")
+    return values.astype(np.int64)
+
+
+def _plain(path: Path, key: str, values: pa.Array) -> np.ndarray:
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)):
+        raise InputError(f"{path}: {key}: holds {values.type}, not numbers")
+    return values.to_numpy(zero_copy_only=False)
