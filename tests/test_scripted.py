@@ -1,6 +1,7 @@
 """Environments that come with a program: operators, mixed piles, success, and Meta-World on MuJoCo 4."""
 
-import importlib
+import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -230,3 +231,25 @@ def test_a_missing_package_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "metaworld.env_dict", None)
     with pytest.raises(InputError, match="Meta-World is missing: pip install --no-deps metaworld"):
         environments.make(EnvironmentSpec("metaworld-push"))
+
+
+def test_the_curation_script_measures_what_is_missing(tmp_path: Path, capsys):
+    path = Path(__file__).parent.parent / "results/robot/curation.py"
+    spec = importlib.util.spec_from_file_location("curation", path)
+    assert spec is not None
+    assert spec.loader is not None
+    curation = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(curation)
+    out = tmp_path / "curation.json"
+    given = ["--tasks", "babyai-goto/mixed", "--pile", "20", "--piles", str(tmp_path / "piles"), "--out", str(out)]
+    curation.main([*given, "--rankings", "truth"])
+    truth = json.loads(out.read_text())["babyai-goto/mixed"]["rankings"]["truth"]
+    assert truth["precision"] == 1
+    assert truth["dropped"] == {kind: [count * (kind in BAD_KINDS), count] for kind, count in shares(20).items()}
+    curation.main([*given, "--rankings", "random", "truth"])
+    both = json.loads(out.read_text())["babyai-goto/mixed"]["rankings"]
+    assert both["truth"] == truth
+    assert both["random"]["precision"] < 1
+    capsys.readouterr()
+    curation.main([*given, "--table"])
+    assert "| **1.000** |" in capsys.readouterr().out

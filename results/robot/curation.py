@@ -27,6 +27,7 @@ from demosift.tasks.operators import BAD, BAD_KINDS
 from demosift.tasks.recipes import make_task, write_task
 from demosift.types import Dataset, Demonstrations
 
+WHOLE = "all"
 SHARES = tuple(round(share / 10, 1) for share in range(1, 11))
 
 Score = Float[np.ndarray, "episodes"]
@@ -86,9 +87,9 @@ def precision(scores: Score, kinds: np.ndarray) -> dict[str, Any]:
 
 
 def success(pile: Dataset, rankings: dict[str, Score], options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """The success of policies cloned from what each ranking keeps. Of the whole pile there is only one."""
+    """The success of policies cloned from what each ranking keeps. That of the whole pile stands under `all`."""
     cases = {(name, share): scores for name, scores in rankings.items() for share in SHARES if share < 1}
-    cases["all", 1.0] = next(iter(rankings.values()))
+    cases[WHOLE, 1.0] = next(iter(rankings.values()))
     data = [Demonstrations(best(pile, scores, share)) for (_, share), scores in cases.items()]
     run = fit(
         BC(learning_rate=1e-3, cloner=ROBUST),
@@ -107,9 +108,10 @@ def success(pile: Dataset, rankings: dict[str, Score], options: argparse.Namespa
 
 def measure(name: str, options: argparse.Namespace, found: dict[str, Any]) -> None:
     """Whatever is missing in `found`, which is about one pile."""
-    missing = [ranking for ranking in options.rankings if ranking not in found.get("rankings", {})]
-    wants_success = options.success and not set(options.rankings) <= set(found.get("success", {}))
-    if not (missing or wants_success):
+    unranked = [ranking for ranking in options.rankings if ranking not in found.get("rankings", {})]
+    untrained = [ranking for ranking in options.rankings if ranking not in found.get("success", {})]
+    needed = sorted({*unranked, *untrained}, key=options.rankings.index) if options.success else unranked
+    if not needed:
         return
     data = open_task(name, options.piles, options.seed, options.pile)
     assert data.supplementary is not None
@@ -117,32 +119,38 @@ def measure(name: str, options: argparse.Namespace, found: dict[str, Any]) -> No
     bad = np.isin(kinds, BAD_KINDS)
     # Each ranking has a generator of its own, so that it does not depend on which others are measured.
     generators = {ranking: np.random.default_rng((options.seed, index)) for index, ranking in enumerate(RANKINGS)}
-    needed = options.rankings if wants_success else missing
     scores = {ranking: RANKINGS[ranking](data, bad, generators[ranking]) for ranking in needed}
     for ranking, own in scores.items():
         found.setdefault("rankings", {})[ranking] = precision(own, kinds)
-    if wants_success:
-        found["success"] = success(data.supplementary, scores, options)
+    if options.success:
+        trained = success(data.supplementary, {ranking: scores[ranking] for ranking in untrained}, options)
+        found["success"] = {**trained, **found.get("success", {})}
         found["trained"] = {key: getattr(options, key) for key in ("iterations", "ensemble", "episodes")}
 
 
 def table(results: dict[str, Any]) -> str:
-    """Precision by task and ranking, and what the first ranking drops of each kind."""
-    names = list(dict.fromkeys(ranking for found in results.values() for ranking in found["rankings"]))
-    kinds = ("noisy", "early-stop", "wrong-goal", "idle", "second", "clean")
-    lines = [f"| pile | {' | '.join(names)} | {' | '.join(kinds)} |", "| --- " * (1 + len(names) + len(kinds)) + "|"]
+    """Precision by pile and ranking, and how many episodes of each kind the first ranking drops."""
+    names = [ranking for ranking in RANKINGS if all(ranking in found["rankings"] for found in results.values())]
+    kinds = (*BAD_KINDS, "second", "clean")
+    rows = [["pile", *names, *kinds], ["---"] * (1 + len(names) + len(kinds))]
     for task, found in results.items():
-        of_kind = found["rankings"][names[0]]["dropped"]
-        row = [f"{found['rankings'][ranking]['precision']:.2f}" for ranking in names]
-        row += ["{} of {}".format(*of_kind.get(kind, [0, 0])) for kind in kinds]
-        lines.append(f"| {task} | {' | '.join(row)} |")
+        dropped = found["rankings"][names[0]]["dropped"]
+        of_kind = ["{} of {}".format(*dropped.get(kind, [0, 0])) for kind in kinds]
+        rows.append([task, *(f"{found['rankings'][ranking]['precision']:.2f}" for ranking in names), *of_kind])
     means = [np.mean([found["rankings"][ranking]["precision"] for found in results.values()]) for ranking in names]
-    counts = [
-        [found["rankings"][names[0]]["dropped"].get(kind, [0, 0]) for found in results.values()] for kind in kinds
-    ]
-    row = [f"**{mean:.3f}**" for mean in means]
-    row += [f"{part / max(whole, 1):.0%}" for part, whole in np.sum(counts, axis=1)]
-    return "\n".join([*lines, f"| mean of {len(results)} | {' | '.join(row)} |"])
+    rows.append([f"mean of {len(results)}", *(f"**{mean:.3f}**" for mean in means), *[""] * len(kinds)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def success_table(results: dict[str, Any]) -> str:
+    """Mean success over the piles, by ranking and kept share."""
+    trained = [found["success"] for found in results.values() if "success" in found]
+    names = [ranking for ranking in RANKINGS if any(ranking in rates for rates in trained)]
+    rows = [["kept", *(f"{share:.0%}" for share in SHARES)], ["---"] * (1 + len(SHARES))]
+    for name in names:
+        own = [{**rates[name], **rates[WHOLE]} for rates in trained if name in rates]
+        rows.append([name, *(f"{np.mean([rates[str(share)] for rates in own]):.2f}" for share in SHARES)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.table:
-        print(table(results))
+        print(table(results), success_table(results), sep="\n\n")
         return
     for name in options.tasks:
         measure(name, options, results.setdefault(name, {}))
