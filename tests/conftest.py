@@ -44,12 +44,12 @@ checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | i
 MATHS = [f"learning.{name}" for name in ("kernels", "networks", "losses", "learner", "cloning", "discriminator")]
 install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "conftest.checked")
 
-from demosift.algorithms import Algorithm  # noqa: E402
+from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
 from demosift.learning import fit as train  # noqa: E402
 from demosift.learning import members as programs  # noqa: E402
 from demosift.learning import program  # noqa: E402
+from demosift.learning.runner import Callback  # noqa: E402
 from demosift.results.run import Row, Run  # noqa: E402
-from demosift.sift.method import REGISTRY  # noqa: E402
 from demosift.types import Dataset, Demonstrations, Transitions  # noqa: E402
 
 OBS_DIM, ACTION_DIM = 3, 2
@@ -126,14 +126,14 @@ class Killed(Exception):
 
 
 def kill_at(iteration: int) -> Any:
-    """A tracker that ends the run when this iteration's metrics are on disk and its checkpoint is not."""
+    """A callback that ends the run when this iteration's metrics are on disk and its checkpoint is not."""
 
-    class Kill:
-        def log(self, rows: list[Row]) -> None:
-            if rows[0]["iteration"] == iteration and "returns" not in rows[0]:
+    class Kill(Callback):
+        def on_log(self, position: int, metrics: Any) -> None:
+            if position == iteration:
                 raise Killed
 
-    return Kill()
+    return [Kill()]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from demosift.algorithms import BC, REGISTRY, WBCUTwoStage
+from demosift.algorithms import REGISTRY, WBCUTwoStage, make_algorithm
 from demosift.bench import speed
 from demosift.bench.speed import bench, describe_collect, measure
 from demosift.learning.about import row_flops
@@ -12,7 +12,7 @@ from demosift.types import InputError
 
 
 def test_a_row_has_what_the_table_needs():
-    row = measure(BC(hidden=(16, 16), batch_size=8), 2, seconds=0.05)
+    row = measure(make_algorithm("bc", {"hidden": (16, 16), "batch_size": 8}), 2, seconds=0.05)
     assert (row["algorithm"], row["members"]) == ("bc", 2)
     assert row["member_iterations_per_second"] > 0
     assert row["bound"] > 0
@@ -38,7 +38,7 @@ def test_a_method_with_stages_is_measured_in_its_last(monkeypatch: pytest.Monkey
         return advance(members, state, first, *more)
 
     monkeypatch.setattr(speed, "advance", spy)
-    measure(WBCUTwoStage(hidden=(16, 16), batch_size=8), 1, seconds=0.01)
+    measure(make_algorithm("wbcu-two-stage", {"hidden": (16, 16), "batch_size": 8}), 1, seconds=0.01)
     assert min(seen) >= WBCUTwoStage().discriminator_iterations
 
 

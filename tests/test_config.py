@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from conftest import folder_bytes, random_dataset, tree
 
+from demosift.algorithms import REGISTRY
 from demosift.cli.config import move, write_request
 from demosift.cli.main import main, parse
 from demosift.cli.verbs import settings_of
 from demosift.data import write_dataset
 from demosift.files import read_toml, write_toml
-from demosift.sift.method import REGISTRY
 
 TINY = ["--hidden", "8", "8", "--batch-size", "16", "--iterations", "10", "--log-every", "5"]
 

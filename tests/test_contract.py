@@ -216,7 +216,7 @@ def test_killed_and_resumed_equals_uninterrupted(name: str, kind: str, tmp_path:
     options: dict[str, Any] = {"iterations": 4 * CHUNK, "checkpoint_every": CHUNK}
     fit_tiny(name, kind, out=tmp_path / "whole", **options)
     with pytest.raises(Killed):
-        fit_tiny(name, kind, out=tmp_path / "cut", tracker=kill_at(3 * CHUNK), **options)
+        fit_tiny(name, kind, out=tmp_path / "cut", callbacks=kill_at(3 * CHUNK), **options)
     assert not (tmp_path / "cut/policy.safetensors").exists()
 
     trained.clear()
@@ -230,7 +230,7 @@ def test_a_run_resumed_with_another_key_would_show(tmp_path: Path, monkeypatch: 
     options: dict[str, Any] = {"iterations": 4 * CHUNK, "checkpoint_every": CHUNK}
     fit_tiny("bc", "continuous", out=tmp_path / "whole", **options)
     with pytest.raises(Killed):
-        fit_tiny("bc", "continuous", out=tmp_path / "cut", tracker=kill_at(3 * CHUNK), **options)
+        fit_tiny("bc", "continuous", out=tmp_path / "cut", callbacks=kill_at(3 * CHUNK), **options)
     advance = programs.advance
     monkeypatch.setattr(program, "advance", lambda m, s, first, *more: advance(m, s, first - 2 * CHUNK, *more))
     fit_tiny("bc", "continuous", out=tmp_path / "cut", resume=True, **options)

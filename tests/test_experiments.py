@@ -162,7 +162,7 @@ def test_a_cell_that_an_earlier_release_finished_keeps_its_id(tmp_path: Path):
     ],
 )
 def test_everything_that_decides_a_result_is_in_the_id(change: dict[str, Any]):
-    base = Cell(DataKey("hopper", "noisy-expert", 0), "wbcu", WBCU(), ITERATIONS, SCHEDULE)
+    base = Cell(DataKey("hopper", "noisy-expert", 0), "wbcu", make_algorithm("wbcu"), ITERATIONS, SCHEDULE)
     assert dataclasses.replace(base).id(ROWS) == base.id(ROWS)
     assert dataclasses.replace(base, **change).id(ROWS) != base.id(ROWS)
 

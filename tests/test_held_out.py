@@ -223,7 +223,7 @@ def test_stopping_survives_a_kill_and_an_ended_run_has_ended(tmp_path: Path):
     data = demonstrations()
     whole = fit_stopping(data, tmp_path / "whole")
     with pytest.raises(Killed):
-        fit_stopping(data, tmp_path / "killed", tracker=kill_at(whole.config["iterations"] - 2 * CHUNK))
+        fit_stopping(data, tmp_path / "killed", callbacks=kill_at(whole.config["iterations"] - 2 * CHUNK))
     fit_stopping(data, tmp_path / "killed", resume=True)
     assert folder_bytes(tmp_path / "killed") == folder_bytes(tmp_path / "whole")
     again = fit_stopping(data, tmp_path / "whole", resume=True)
@@ -289,7 +289,7 @@ def test_a_run_that_was_killed_and_resumed_has_the_same_bytes(tmp_path: Path):
     data = demonstrations()
     fit_held_out(data, checkpoint_every=CHUNK, out=tmp_path / "whole")
     with pytest.raises(Killed):
-        fit_held_out(data, checkpoint_every=CHUNK, out=tmp_path / "killed", tracker=kill_at(STEPS))
+        fit_held_out(data, checkpoint_every=CHUNK, out=tmp_path / "killed", callbacks=kill_at(STEPS))
     fit_held_out(data, checkpoint_every=CHUNK, out=tmp_path / "killed", resume=True)
     assert folder_bytes(tmp_path / "killed") == folder_bytes(tmp_path / "whole")
     with pytest.raises(InputError, match="differs in held out"):

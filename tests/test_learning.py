@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demosift.algorithms import NBCU, Algorithm, WBCUTwoStage
+from demosift.algorithms import NBCU, WBCUTwoStage
+from demosift.learning.algorithm import Method
 from demosift.learning.fit import fit
 from demosift.simulation.evaluation import evaluate
 from demosift.tasks.recipes import make_task
@@ -24,7 +25,7 @@ def permutation_p_value(better: np.ndarray, worse: np.ndarray) -> float:
     return float(np.mean(np.array(differences) >= observed - 1e-9))
 
 
-def returns(algorithm: Algorithm, data: list[Demonstrations], iterations: int) -> np.ndarray:
+def returns(algorithm: Method, data: list[Demonstrations], iterations: int) -> np.ndarray:
     run = fit(algorithm, data, seeds=SEEDS, iterations=iterations, progress=False)
     return evaluate(run, episodes=2).member_returns
 

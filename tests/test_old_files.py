@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 import demosift as ds
 from demosift.algorithms import facts
 from demosift.cli.main import main
+from demosift.learning.trackers import Tracker
 from demosift.report.table import result_table
 from demosift.results.run import Row
 from demosift.sac.agent import SAC
@@ -115,7 +116,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been():
     """By the old release itself, run to the end without a kill."""
     logged: list[Row] = []
 
-    class Listener:
+    class Listener(Tracker):
         def log(self, rows: list[Row]) -> None:
             logged.extend(rows)
 
@@ -133,7 +134,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been():
             evaluator=evaluator,
             out="running",
             resume=True,
-            tracker=Listener(),
+            callbacks=[Listener()],
             progress=False,
         )
     assert [row["iteration"] for row in logged if "returns" not in row] == [30, 30, 40, 40], "it goes on from 20"

@@ -18,7 +18,7 @@ def test_tensorboard_gets_every_member(tmp_path: Path):
         seeds=2,
         iterations=20,
         log_every=10,
-        tracker=trackers.TensorBoard(tmp_path),
+        callbacks=[trackers.TensorBoard(tmp_path)],
     )
     for member in range(2):
         (events,) = (tmp_path / f"member-{member}").iterdir()

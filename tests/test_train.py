@@ -34,6 +34,7 @@ from demosift.algorithms import facts
 from demosift.learning import fit as train
 from demosift.learning import members as programs
 from demosift.learning.runner import Callback
+from demosift.learning.trackers import Tracker
 from demosift.policy import Policy
 from demosift.report.table import result_table
 from demosift.results.run import Row, Run, RunFolder, load_run, read_run
@@ -143,7 +144,7 @@ class TestKilled:
 
     def test_in_the_middle_of_a_line(self, whole: Path, tmp_path: Path):
         with pytest.raises(Killed):
-            fit(tmp_path / "cut", tracker=kill_at(9 * CHUNK))
+            fit(tmp_path / "cut", callbacks=kill_at(9 * CHUNK))
         with (tmp_path / "cut/metrics.jsonl").open("a") as file:
             file.write('{"iteration": 50, "mem')
         fit(tmp_path / "cut", resume=True)
@@ -155,7 +156,7 @@ class TestKilled:
         """The one before it is used, or the beginning; the result is the same."""
         folder = RunFolder(tmp_path / "cut")
         with pytest.raises(Killed):
-            fit(folder.path, tracker=kill_at(9 * CHUNK))
+            fit(folder.path, callbacks=kill_at(9 * CHUNK))
         newest_first = folder.checkpoints.states()[::-1]
         assert [int(path.stem) for path in newest_first] == [8 * CHUNK, 6 * CHUNK]
         for path in newest_first[:damaged]:
@@ -171,7 +172,7 @@ class TestKilled:
     def test_with_damaged_metrics(self, whole: Path, tmp_path: Path, how: str):
         """They are written anew, from what the checkpoint holds."""
         with pytest.raises(Killed):
-            fit(tmp_path / "cut", tracker=kill_at(9 * CHUNK))
+            fit(tmp_path / "cut", callbacks=kill_at(9 * CHUNK))
         path = tmp_path / "cut/metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True)
         damaged = {
@@ -190,7 +191,7 @@ class TestKilled:
         """The comparison of bytes can fail: one parameter off by one bit, in a checkpoint that is whole."""
         folder = RunFolder(tmp_path / "cut")
         with pytest.raises(Killed):
-            fit(folder.path, tracker=kill_at(9 * CHUNK))
+            fit(folder.path, callbacks=kill_at(9 * CHUNK))
         iteration, arrays, _ = folder.checkpoints.read() or (0, {}, {})
         kernel = arrays[".policy.params.layers[0].kernel"]
         kernel.view(np.int32)[0, 0, 0] ^= 1
@@ -203,7 +204,7 @@ class TestKilled:
     ):
         folder = RunFolder(tmp_path / "cut")
         with pytest.raises(Killed):
-            fit(folder.path, tracker=kill_at(9 * CHUNK))
+            fit(folder.path, callbacks=kill_at(9 * CHUNK))
         newest = folder.checkpoints.states()[-1]
         newest.rename(newest.with_name(f"{11 * CHUNK:010d}.safetensors"))
         trained.clear()
@@ -244,11 +245,11 @@ class TestEvaluation:
     def test_trackers_see_every_row(self):
         seen = []
 
-        class Tracker:
+        class Listener(Tracker):
             def log(self, rows: list[Row]) -> None:
                 seen.extend(rows)
 
-        assert seen == fit(tracker=Tracker()).metrics[: len(seen)]
+        assert seen == fit(callbacks=[Listener()]).metrics[: len(seen)]
         assert len(seen) == 12 + 4
 
 

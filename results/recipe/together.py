@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from demosift.algorithms import make_algorithm
+from demosift.algorithms import REGISTRY, make_algorithm
 from demosift.learning.cloning import RECIPES
 from demosift.learning.fit import fit
-from demosift.sift.method import REGISTRY
 from demosift.simulation.cores import available_cores
 from demosift.simulation.evaluation import evaluate
 from demosift.types import Demonstrations, EnvironmentSpec

@@ -6,15 +6,18 @@ TYPE_CHECKING = False  # `typing` takes as long to import as all else before the
 if TYPE_CHECKING:
     from typing import Any
 
-    from demosift.algorithms import BC, DWBC, NBCU, WBCU, DemoDICE, WBCUTwoStage, register
+    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, DemoDICE, WBCUTwoStage
     from demosift.data import load, read_dataset, write_dataset
+    from demosift.data.format import Format
     from demosift.learning.algorithm import Algorithm, Batch, algorithm
     from demosift.learning.fit import fit, weigh
-    from demosift.policy import Policy, RandomPolicy
+    from demosift.learning.runner import Callback
+    from demosift.policy import Network, Policy, RandomPolicy
+    from demosift.registry import register
     from demosift.results.export import Exported, export_onnx
     from demosift.results.run import Run, load_run
     from demosift.sift.filtering import Filtered, filter_dataset, with_scores
-    from demosift.sift.method import REGISTRY, Sift
+    from demosift.sift.method import Sift
     from demosift.sift.scoring import Scored, score
     from demosift.simulation.environments import normalised_score, resolve
     from demosift.simulation.evaluation import Evaluation, Evaluator, evaluate, load_policy
@@ -26,18 +29,21 @@ if TYPE_CHECKING:
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
-    "algorithms": ["BC", "DWBC", "NBCU", "WBCU", "DemoDICE", "WBCUTwoStage", "register"],
+    "algorithms": ["BC", "DWBC", "NBCU", "WBCU", "DemoDICE", "REGISTRY", "WBCUTwoStage"],
     "learning.algorithm": ["Algorithm", "Batch", "algorithm"],
+    "learning.runner": ["Callback"],
+    "data.format": ["Format"],
+    "registry": ["register"],
     "tasks.record": ["record"],
     "tasks.recipes": ["make_task"],
     "data": ["load", "read_dataset", "write_dataset"],
     "simulation.environments": ["normalised_score", "resolve"],
     "simulation.evaluation": ["Evaluation", "Evaluator", "evaluate", "load_policy"],
     "results.export": ["Exported", "export_onnx"],
-    "policy": ["Policy", "RandomPolicy"],
+    "policy": ["Network", "Policy", "RandomPolicy"],
     "results.run": ["Run", "load_run"],
     "sift.filtering": ["Filtered", "filter_dataset", "with_scores"],
-    "sift.method": ["REGISTRY", "Sift"],
+    "sift.method": ["Sift"],
     "sift.scoring": ["Scored", "score"],
     "learning.fit": ["fit", "weigh"],
     "types": ["Bounds", "Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Origin", "Transitions"],
@@ -53,6 +59,7 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Bounds",
+    "Callback",
     "Dataset",
     "DemoDICE",
     "Demonstrations",
@@ -61,7 +68,9 @@ __all__ = [
     "Evaluator",
     "Exported",
     "Filtered",
+    "Format",
     "InputError",
+    "Network",
     "Origin",
     "Policy",
     "RandomPolicy",

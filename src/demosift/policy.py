@@ -1,5 +1,8 @@
 """The policy as data: stacked members of a small network, in NumPy, and its safetensors file.
 
+The network is a perceptron, or a `Network` from `registry.NETWORKS`. A file holds parameters and the network's name,
+never code: whoever loads it must have the network that was registered by that name.
+
 Acting takes a few small products, so it is done in NumPy inside the simulating processes: they start fast because they
 never import JAX, and an evaluation does not wait for training on the device. Training keeps its own parameters and
 turns them into a `Policy` to act, save or export.
@@ -10,8 +13,10 @@ turns them into a `Policy` to act, save or export.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from demosift.files import atomic_write, mismatch, parse_json
+from demosift.registry import NETWORKS
 from demosift.types import Bounds, EnvironmentSpec, InputError
 
 Kind = Literal["tanh-gaussian", "categorical"]
@@ -35,9 +41,53 @@ class Layer(NamedTuple):
     bias: Float[np.ndarray, "members out"]
 
 
+Params = Mapping[str, Any]  # arrays by name, in dictionaries that may be nested
+
+
+@dataclass(frozen=True)
+class Network:
+    """A policy's body other than a perceptron, by a pair of functions.
+
+    `init(key, sizes)` gives the parameters for `sizes`, which are (obs, *hidden, outputs): a dictionary of float32
+    arrays, perhaps nested. `apply(params, x)` takes x of shape (*rows, obs) to (*rows, outputs). It trains with JAX's
+    arrays and acts with NumPy's; `x.__array_namespace__()` has the functions of either. Where it can only use JAX's,
+    `numpy_apply` is what acts.
+    """
+
+    name: str
+    init: Callable[[Any, tuple[int, ...]], Params]
+    apply: Callable[[Any, Any], Any]
+    numpy_apply: Callable[[Any, Any], Any] | None = None
+
+    def outputs(self, params: Params, x: Float[np.ndarray, "*rows obs"]) -> Float[np.ndarray, "*rows outputs"]:
+        """What the network makes of these rows, in NumPy."""
+        return (self.numpy_apply or self.apply)(params, x)
+
+    def __reduce__(self) -> Any:
+        """Simulating processes find it as this one did: by its name, once the module that has it is imported."""
+        module = getattr(self.apply, "__module__", None)
+        if module == "__main__":
+            raise InputError(
+                f"network {self.name!r}: simulating processes cannot import it from the script that was started or "
+                "from a notebook; put it into a module of its own, which registers it"
+            )
+        return find_network, (self.name, module)
+
+
+def find_network(name: str, module: str | None = None, where: str = "") -> Network:
+    if module is not None and name not in NETWORKS:
+        import_module(module)
+    if name not in NETWORKS:
+        raise InputError(
+            f"{where}network {name!r} is not registered here: install the package that has it, or import the module "
+            "that calls demosift.register with it"
+        )
+    return NETWORKS[name]
+
+
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """`layers` with ReLU between them, on `(obs + shift) * scale`.
+    """`layers` with ReLU between them, on `(obs + shift) * scale`; with a `network`, its parameters instead.
 
     A tanh-Gaussian's last layer gives [mean | log_std] and acts with `tanh(mean)`, the mean clipped to ±`mean_limit`; a
     categorical one gives logits and acts with the largest, as an int8 one-hot row. With an `ensemble` of K, each member
@@ -48,7 +98,7 @@ class Policy:
     """
 
     kind: Kind
-    layers: tuple[Layer, ...]
+    layers: Any  # tuple[Layer, ...], or the network's Params
     shift: Float[np.ndarray, "members obs"]
     scale: Float[np.ndarray, "members obs"]
     mean_limit: float | None = None
@@ -56,9 +106,11 @@ class Policy:
     metadata: Mapping[str, str] = field(default_factory=dict)
     ensemble: int = 1
     log_std_range: tuple[float, float] | None = None
+    network: Network | None = None  # None: a perceptron
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(Layer(*layer) for layer in self.layers))
+        if self.network is None:
+            object.__setattr__(self, "layers", tuple(Layer(*layer) for layer in self.layers))
         problem = _problem(self)
         if problem:
             raise ValueError(problem)
@@ -76,8 +128,14 @@ class Policy:
     @property
     def action_dim(self) -> int:
         """How many numbers an action has, or how many actions there are where they are discrete."""
-        width = self.layers[-1].bias.shape[-1]
-        return width if self.kind == "categorical" else width // 2
+        return self.num_outputs if self.kind == "categorical" else self.num_outputs // 2
+
+    @cached_property
+    def num_outputs(self) -> int:
+        """The width of the last layer."""
+        if isinstance(self.layers, tuple):
+            return self.layers[-1].bias.shape[-1]
+        return self.outputs(np.zeros((len(self.shift), 1, self.obs_dim), np.float32)).shape[-1]
 
     def outputs(self, obs: Float[np.ndarray, "members n obs"]) -> Float[np.ndarray, "members n out"]:
         """The output of the last layer: [mean | log_std] or logits.
@@ -86,6 +144,11 @@ class Policy:
         has, and an episode must not depend on the episodes that happen to be simulated beside it.
         """
         hidden = (obs.astype(np.float32) + self.shift[:, None]) * self.scale[:, None]
+        if self.network is not None:
+            members = range(len(self.shift))
+            each = [map_arrays(lambda array, member=member: array[member], self.layers) for member in members]
+            rows = [self.network.outputs(own, x[:, None]) for own, x in zip(each, hidden, strict=True)]
+            return np.stack(rows)[:, :, 0]
         for index, (kernel, bias) in enumerate(self.layers):
             if index > 0:
                 hidden = np.maximum(hidden, 0)
@@ -166,7 +229,7 @@ class Policy:
     def members(self, indices: Sequence[int]) -> "Policy":
         """The policy of these members only, in this order."""
         rows = [self.ensemble * index + place for index in indices for place in range(self.ensemble)]
-        layers = tuple(Layer(kernel[rows], bias[rows]) for kernel, bias in self.layers)
+        layers = map_arrays(lambda array: array[rows], self.layers)
         return replace(self, layers=layers, shift=self.shift[rows], scale=self.scale[rows])
 
     def member(self, index: int) -> "Policy":
@@ -179,8 +242,7 @@ class Policy:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all; the same policy always gives the same bytes."""
         tensors = {"normaliser/shift": self.shift, "normaliser/scale": self.scale}
-        for index, (kernel, bias) in enumerate(self.layers):
-            tensors |= {f"layers/{index}/kernel": kernel, f"layers/{index}/bias": bias}
+        tensors |= {f"layers/{name}": array for name, array in named_arrays(self.layers)}
         tensors = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
             raise InputError(f"{os.fspath(path)}: not written: the policy's parameters are not finite")
@@ -191,6 +253,7 @@ class Policy:
             "metadata": dict(self.metadata),
             **({} if self.ensemble == 1 else {"ensemble": self.ensemble}),
             **({} if self.log_std_range is None else {"log_std_range": self.log_std_range}),
+            **({} if self.network is None else {"network": self.network.name}),
         }
         with atomic_write(path) as temporary:
             # One entry: safetensors writes several in an order that changes from run to run.
@@ -208,12 +271,10 @@ class Policy:
             place = mismatch(config, _CONFIG)
             if place is not None:
                 raise ValueError(f"{place or 'its description'} is missing or of the wrong type")
+            network = find_network(config["network"], where=f"{path}: ") if "network" in config else None
             policy = cls(
                 kind=config["kind"],
-                layers=tuple(
-                    Layer(tensors[f"layers/{index}/kernel"], tensors[f"layers/{index}/bias"])
-                    for index in range(max(1, sum(name.startswith("layers/") for name in tensors) // 2))
-                ),
+                layers=_layers(tensors) if network is None else _params(tensors),
                 shift=tensors["normaliser/shift"],
                 scale=tensors["normaliser/scale"],
                 mean_limit=config["mean_limit"],
@@ -221,6 +282,7 @@ class Policy:
                 metadata=config["metadata"],
                 ensemble=config.get("ensemble", 1),
                 log_std_range=_log_std_range(config),
+                network=network,
             )
         except KeyError as error:
             raise InputError(f"{path}: not a demosift policy: {error.args[0]!r} is missing") from error
@@ -250,6 +312,7 @@ _CONFIG = {
     ),
     "metadata": {str: str},
     "ensemble?": int,
+    "network?": str,
     "log_std_range": (None, [(float, int)]),
 }
 
@@ -407,6 +470,8 @@ def _problem(policy: Policy) -> str | None:
         return f"log_std_range {policy.log_std_range!r} is not two numbers, the smaller one first"
     if not policy.layers:
         return "it has no layers"
+    if policy.network is not None and not isinstance(policy.layers, Mapping):
+        return f"the parameters of {policy.network.name!r} are not a dictionary"
     if policy.shift.ndim != 2 or policy.shift.shape != policy.scale.shape:
         return f"normaliser shapes {policy.shift.shape} and {policy.scale.shape}, expected twice [members, obs]"
     members, width = policy.shift.shape
@@ -414,6 +479,8 @@ def _problem(policy: Policy) -> str | None:
         return f"normaliser shape {policy.shift.shape}: it has no members, or no observations"
     if type(policy.ensemble) is not int or policy.ensemble < 1 or members % policy.ensemble:
         return f"{members} networks cannot be ensembles of {policy.ensemble!r}"
+    if policy.network is not None:
+        return _network_problem(policy, policy.network, members)
     for index, (kernel, bias) in enumerate(policy.layers):
         if kernel.ndim != 3 or kernel.shape[:2] != (members, width) or bias.shape != (members, kernel.shape[2]):
             expected = f"[{members}, {width}, out] and [{members}, out]"
@@ -436,6 +503,61 @@ def _environment_problem(policy: Policy) -> str | None:
     if stated is not None and stated != policy.action_dim:
         return f"it has {policy.action_dim} actions, its environment {stated}"
     return None
+
+
+def _network_problem(policy: Policy, network: Network, members: int) -> str | None:
+    for name, array in named_arrays(policy.layers):
+        if array.ndim < 1 or len(array) != members:
+            return f"{name!r} of network {network.name!r} has shape {array.shape}, expected [{members}, ...]"
+    try:
+        outputs = policy.outputs(np.zeros((members, 1, policy.obs_dim), np.float32))
+    except Exception as error:  # code of another package, on parameters that need not be its own
+        return f"network {network.name!r} cannot use these parameters: {type(error).__name__}: {error}"
+    if outputs.shape[:2] != (members, 1) or outputs.ndim != 3:
+        return f"network {network.name!r} turns [1, 1, obs] into {list(outputs.shape[1:])}, expected [1, 1, outputs]"
+    if policy.kind == "tanh-gaussian" and outputs.shape[2] % 2:
+        return f"a tanh-gaussian's outputs are [mean | log_std], but their number {outputs.shape[2]} is odd"
+    return None
+
+
+def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
+    """The same layers or parameters, with each array replaced by what the function makes of it, or of several."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {key: map_arrays(function, *(tree[key] for tree in trees)) for key in first}
+    if isinstance(first, tuple):
+        parts = [map_arrays(function, *own) for own in zip(*trees, strict=True)]
+        return Layer(*parts) if isinstance(first, Layer) else tuple(parts)
+    return function(*trees)
+
+
+def named_arrays(tree: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of layers or parameters, as they are named in a file: `0/kernel`."""
+    parts = tree._asdict() if isinstance(tree, Layer) else dict(enumerate(tree)) if isinstance(tree, tuple) else tree
+    if isinstance(parts, Mapping):
+        for key, part in parts.items():
+            yield from named_arrays(part, f"{prefix}/{key}" if prefix else str(key))
+    else:
+        yield prefix, parts
+
+
+def _layers(tensors: Mapping[str, np.ndarray]) -> tuple[Layer, ...]:
+    number = max(1, sum(name.startswith("layers/") for name in tensors) // 2)
+    return tuple(Layer(tensors[f"layers/{i}/kernel"], tensors[f"layers/{i}/bias"]) for i in range(number))
+
+
+def _params(tensors: Mapping[str, np.ndarray]) -> Params:
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        home, *path, last = name.split("/")
+        if home == "layers":
+            inner = found
+            for key in path:
+                inner = inner.setdefault(key, {})
+                if not isinstance(inner, dict):
+                    raise ValueError(f"{name}: both an array and a group of them")
+            inner[last] = tensor
+    return found
 
 
 def _is_range(pair: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The algorithms and their registry. A new one is a file here and a line below."""
+"""The algorithms. A new one is a file here and a line in `registry.py`."""
 
 from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
@@ -7,20 +7,7 @@ from demosift.algorithms.nbcu import NBCU
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
 from demosift.learning.about import About, Work
-from demosift.learning.algorithm import (
-    REGISTRY,
-    Algorithm,
-    Batch,
-    Metrics,
-    State,
-    algorithm,
-    facts,
-    make_algorithm,
-    register,
-)
-
-for each in (BC, NBCU, WBCU, WBCUTwoStage, DemoDICE, DWBC):
-    register(each)
+from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, Metrics, State, algorithm, facts, make_algorithm
 
 __all__ = [
     "BC",
@@ -39,5 +26,4 @@ __all__ = [
     "algorithm",
     "facts",
     "make_algorithm",
-    "register",
 ]

@@ -118,7 +118,8 @@ class DWBC:
         policy_key, sample_key, likelihood_key, joint_key = jax.random.split(key, 4)
         obs, action = batch.union.obs, batch.union.action
         floor = self.cloner.log_std_floor
-        policy = init_policy(policy_key, obs, action, self.hidden, fan_in_uniform, MEAN_LIMIT, floor)
+        body = self.cloner.body()
+        policy = init_policy(policy_key, obs, action, self.hidden, fan_in_uniform, MEAN_LIMIT, floor, body)
         dimensions = action.shape[-1] if isinstance(policy, TanhGaussian) else 1
         first, *rest = self.hidden
         (sample,) = init_perceptron(sample_key, (obs.shape[-1] + action.shape[-1], first // 2), [fan_in_uniform])

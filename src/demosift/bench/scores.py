@@ -28,8 +28,9 @@ from scipy.stats import spearmanr
 from demosift.bench import check_out, known, write_with_tables
 from demosift.files import Unusable, digest, plain, provenance, read_json
 from demosift.policy import RandomPolicy
+from demosift.registry import SCORERS
 from demosift.report.statistics import probability_greater
-from demosift.sift.scorers import DEFAULT, SCORERS, make_scorer
+from demosift.sift.scorers import DEFAULT, make_scorer
 from demosift.sift.scoring import Scored, score
 from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
@@ -184,7 +185,8 @@ class Results:
 
         def place(row: Row) -> tuple[int, ...]:
             names = zip(places, (row["measure"], row["env"], row["scorer"]), strict=True)
-            return (*(known.index(name) for known, name in names), row["seed"])
+            # A scorer of a package that is not installed here comes last.
+            return (*([*known, name].index(name) for known, name in names), row["seed"])
 
         return sorted(self.rows.values(), key=place)
 
@@ -201,7 +203,7 @@ def bench_scores(
     out: str | None = None,
 ) -> tuple[Row, str]:
     """Every scorer on every task. `replay` is a folder that holds what `collect` wrote for each environment."""
-    scorers = known("scorer", scorers, SCORERS)
+    scorers = known("scorer", scorers, SCORERS if scorers else SCORERS.loaded())
     envs = known("environment", envs or environments.IN_THE_PAPER, environments.SHORT_NAMES)
     measures = known("measure", measures, TARGETS)
     check_out(out)

@@ -125,7 +125,7 @@ def bench(
     precision: Precision = "float32",
 ) -> tuple[dict[str, Any], str]:
     check_precision(precision)
-    names = list(names or REGISTRY)
+    names = list(names or REGISTRY.loaded())
     for name in names:
         if name not in REGISTRY:
             raise InputError(f"bench: unknown algorithm {name!r}; there are {', '.join(REGISTRY)}")

@@ -110,10 +110,10 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def check_algorithm(name: Any, where: str) -> None:
-    from demosift.sift.method import REGISTRY
+    from demosift.registry import ALGORITHMS
 
-    if not isinstance(name, str) or name not in REGISTRY:
-        raise InputError(f"{where}: algorithm: must be one of {', '.join(REGISTRY)}, not {reprlib.repr(name)}")
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise InputError(f"{where}: algorithm: must be one of {', '.join(ALGORITHMS)}, not {reprlib.repr(name)}")
 
 
 def move(source: str, old: Path, new: Path) -> str:

@@ -39,6 +39,7 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "learning_rate": "learning rate of the policy",
     "log_std_floor": "smallest log standard deviation of the policy",
     "loss": "likelihood of the action, or squared error of the action that is taken",
+    "network": "network of the policy: perceptron, layer-norm, or one that another package registers",
     "nu_penalty": "coefficient of the critic's gradient penalty",
     "penalty": "output whose gradient is penalised",
     "rate_schedule": "learning rate that stays, or falls to zero at the end like a cosine",
@@ -82,11 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(arguments: list[str]) -> int:
     try:
-        options = parse(arguments)
-        from demosift.cli import verbs  # not before: --help needs nothing that it imports
-
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(f"demosift: warning: {message}", file=sys.stderr)
+            options = parse(arguments)
+            from demosift.cli import verbs  # not before: --help needs nothing that it imports
+
             result, text = getattr(verbs, f"run_{options.verb}")(options)
         print(json.dumps(result, sort_keys=True) if options.json else text)
         return options.exit_code(result)
@@ -229,7 +230,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     train = verb("train", f"train a policy with {DEFAULT_ALGORITHM}, or with the algorithm you name")
     if arguments[:1] == ["train"]:  # the algorithms' fields are the flags, and knowing them takes importing JAX
-        add_algorithms(train)
+        add_algorithms(train, arguments)
 
     sub = verb("evaluate", "measure a policy's returns and normalised scores, member by member")
     add = sub.add_argument
@@ -383,9 +384,14 @@ def add_actions(sub: Parser) -> None:
     sub.add_argument("--actions", choices=outside, default=outside[0], help=about)
 
 
-def add_algorithms(train: Parser) -> None:
+def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
+    """A subparser for the algorithm that is named, or for each if none is. No other is imported."""
     from demosift.learning.algorithm import describe, member_fields, setting_fields
-    from demosift.sift.method import REGISTRY
+    from demosift.registry import ALGORITHMS
+
+    named = next((word for word in arguments[1:] if not word.startswith("-")), None)
+    if named is not None and named not in ALGORITHMS:
+        train.error(f"argument ALGORITHM: invalid choice: {named!r} (choose from {', '.join(ALGORITHMS)})")
 
     about = f"{DEFAULT_ALGORITHM} if you name none; demosift train ALGORITHM --help lists the flags of each"
     algorithms = train.add_subparsers(
@@ -398,8 +404,9 @@ def add_algorithms(train: Parser) -> None:
         parser_class=Parser,
     )
     train.usage = "demosift train [ALGORITHM] --expert DATA --supplementary DATA --out DIR [flags]"
-    for each in REGISTRY.values():
-        sub = algorithms.add_parser(each.name, help=each.__doc__, description=each.__doc__)
+    for each in ALGORITHMS.loaded().values() if named is None else [ALGORITHMS[named]]:
+        about = (each.__doc__ or "").partition("\n")[0].replace("%", "%%")
+        sub = algorithms.add_parser(each.name, help=about, description=about)
         add = sub.add_argument
         add("--json", action="store_true", help="print the result as one JSON object")
         add("--task", help="train on a task such as hopper/noisy-expert, drawn anew for each seed")

@@ -106,10 +106,10 @@ def run_task(options: argparse.Namespace) -> Answer:
 def run_train(options: argparse.Namespace) -> Answer:
     from contextlib import ExitStack
 
+    from demosift.algorithms import REGISTRY
     from demosift.learning.fit import fit
     from demosift.learning.runner import Callback
     from demosift.learning.trackers import TensorBoard, WandB
-    from demosift.sift.method import REGISTRY
     from demosift.simulation.evaluation import Evaluator
 
     class Writer(Callback):
@@ -130,11 +130,8 @@ def run_train(options: argparse.Namespace) -> Answer:
             evaluator = stack.enter_context(
                 Evaluator(environment, every=every, episodes=options.episodes, seed=options.seed)
             )
-        tracker = None
-        if options.tensorboard:
-            tracker = TensorBoard(options.tensorboard)
-        elif options.wandb:
-            tracker = WandB(options.wandb)
+        trackers = [TensorBoard(options.tensorboard)] if options.tensorboard else []
+        trackers += [WandB(options.wandb)] if options.wandb else []
         run = fit(
             settings,
             data,
@@ -151,8 +148,7 @@ def run_train(options: argparse.Namespace) -> Answer:
             checkpoint_every=options.checkpoint_every,
             out=options.out,
             resume=options.resume,
-            tracker=tracker,
-            callbacks=[Writer()],
+            callbacks=[Writer(), *trackers],
             task=task_name(options),
         )
     iterations, chosen = run.config["iterations"], run.config.get("chosen")

@@ -1,6 +1,6 @@
 """Reading, checking and writing data; the normaliser that travels with the policy.
 
-`formats.FORMATS` lists the formats that are read and written; `rows` reads data that do not fit in memory.
+`registry.FORMATS` has the formats that are read and written; `rows` reads data that do not fit in memory.
 """
 
 import os
@@ -13,12 +13,12 @@ from demosift.data.checks import check_memory, check_pair, check_same_keys
 from demosift.data.episodes import Episodes, choose_episodes, holds, open_episodes, parse_condition
 from demosift.data.formats import (
     EPISODES,
-    FORMATS,
     WITHOUT,
     Source,
     chosen_episodes,
     digest_source,
     format_of,
+    format_to_write,
     parts_of,
     split_options,
 )
@@ -61,13 +61,9 @@ def write_dataset(dataset: Dataset, target: Source) -> None:
     """Writes a `.hdf5` or `.h5` file; `robomimic:FILE`, `lerobot:FOLDER`, `npz:FOLDER`; or `minari:ID`."""
     if len(dataset) == 0:
         raise InputError(f"{os.fspath(target)}: nothing to write: the set is empty")
-    for candidate in FORMATS:
-        if candidate.writes(os.fspath(target)):
-            return candidate.write(dataset, os.fspath(target))
-    raise InputError(
-        f"{os.fspath(target)}: unknown format; name a .hdf5 file, "
-        "robomimic:FILE, lerobot:FOLDER, npz:FOLDER or minari:ID"
-    )
+    found = format_to_write(os.fspath(target))
+    assert found.write is not None
+    found.write(dataset, os.fspath(target))
 
 
 def load(

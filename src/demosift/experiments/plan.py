@@ -51,7 +51,10 @@ def plan(planned: Sequence[Planned], store: Store, max_members: int | None = Non
             programs.append([todo.pop(cell_id) for cell_id in ids])
     groups: dict[Hashable, list[Planned]] = {}
     for each in todo.values():
-        groups.setdefault(shape_of(each.cell, across_environments=not on_cpu), []).append(each)
+        cloner = each.cell.algorithm.cloner
+        # What padding does to a body that is no perceptron is not known.
+        padded = not on_cpu and (cloner is None or cloner.body() is None)
+        groups.setdefault(shape_of(each.cell, across_environments=padded), []).append(each)
     for group in groups.values():
         limit = max_members or (len(todo) if on_cpu else MEMBERS_ON_DEVICE // group[0].cell.ensemble)
         programs += pack(group, max(1, limit))

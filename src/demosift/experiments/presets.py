@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demosift.algorithms import About, facts, make_algorithm
+from demosift.algorithms import REGISTRY, About, facts, make_algorithm
 from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn
 from demosift.learning.algorithm import setting_fields
-from demosift.learning.fit import with_horizon
+from demosift.learning.fit import check_setting, with_horizon
 from demosift.learning.members import Precision, check_precision
-from demosift.sift.method import REGISTRY
 from demosift.simulation import environments
 from demosift.types import InputError
 
@@ -107,6 +106,7 @@ def table(recipe: str, request: Request) -> list[Cell]:
         for settings, seed in itertools.product(rows(method, request), request.seeds):
             data = DataKey(env, recipe, seed, trained_on, request.pool, request.disjoint, replay)
             algorithm = with_horizon(make_algorithm(algorithm_of(method), settings), request.iterations)
+            check_setting(algorithm, discrete=False)
             ensemble = algorithm.about.ensemble if request.ensemble is None else request.ensemble
             cells.append(
                 Cell(
@@ -158,7 +158,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--set {text}: unknown algorithm {algorithm!r}; there are {', '.join(REGISTRY)}")
         kinds = [
             types[setting]
-            for name in ([algorithm] if algorithm else REGISTRY)
+            for name in ([algorithm] if algorithm else REGISTRY.loaded())
             if setting in (types := field_types(name))
         ]
         if not separator or not kinds:
@@ -181,6 +181,8 @@ def read_value(kind: Any, text: str) -> Any:
             raise ValueError
         return text
     value = kind(text)
+    if kind is str:
+        return value
     if not math.isfinite(value):
         raise ValueError
     return value

@@ -12,7 +12,6 @@ import numpy as np
 from demosift.experiments.cells import Cell
 from demosift.experiments.prepare import DECIMALS, Prepared
 from demosift.files import plain
-from demosift.learning.algorithm import prepared
 from demosift.learning.members import Member
 from demosift.learning.program import Program
 from demosift.learning.runner import Callback, HostMetrics, Row, Schedule, run
@@ -100,7 +99,7 @@ def make_program(planned: Sequence[Planned]) -> Program:
         cell, needs = each.cell, each.cell.algorithm.needs_supplementary
         key = (cell.data, cell.normalise, needs, cell.algorithm.name)
         if key not in shared:
-            data = prepared(cell.algorithm, each.data.needed(needs))
+            data = cell.algorithm.prepare(each.data.needed(needs), None)
             shared[key] = data, each.data.normaliser(cell.normalise)
         members.append(Member(cell.algorithm, cell.seed, *shared[key], each.data.environment))
     return Program(members, planned[0].cell.precision, planned[0].cell.ensemble)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from demosift.policy import KINDS, Layer, Policy
+from demosift.policy import KINDS, Policy
 from demosift.types import EnvironmentSpec, InputError
 
 
@@ -18,15 +18,16 @@ def numpy_policy(
     environment: EnvironmentSpec | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Policy:
-    """The policy of stacked members. `network` has `layers`, a `kind` and a `mean_limit`, as `networks.Policy` does.
+    """The policy of stacked members. `network` has what `networks.Policy` has: `layers`, a `kind`, ...
 
     `shift` and `scale` have a row per member, or fewer rows, which the members use in turn.
     """
     kind = getattr(network, "kind", None)
     if kind not in KINDS:
         raise InputError(f"{type(network).__name__}: a policy network's kind is {' or '.join(KINDS)}, not {kind!r}")
-    layers = tuple(Layer(*map(np.asarray, layer)) for layer in jax.device_get(network.layers))
-    times = len(layers[0].kernel) // len(shift)
+    # The layers' tuples are those of training; the policy has its own.
+    layers = jax.tree.map(np.asarray, jax.device_get(network.layers))
+    times = len(jax.tree.leaves(layers)[0]) // len(shift)
     return Policy(
         kind=kind,
         layers=layers,
@@ -35,4 +36,5 @@ def numpy_policy(
         mean_limit=network.mean_limit,
         environment=environment,
         metadata=metadata or {},
+        network=network.body,
     )

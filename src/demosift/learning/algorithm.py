@@ -4,14 +4,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform, get_type_hints
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.networks import Policy
+from demosift.registry import ALGORITHMS, Registry
 from demosift.types import Demonstrations, InputError, Transitions
+
+if TYPE_CHECKING:
+    from demosift.learning.cloning import Cloner
 
 Metrics = dict[str, Float[Array, ""]]
 State = Any  # each algorithm's own named tuple
@@ -33,16 +37,13 @@ class Batch(NamedTuple):
     weighted: Transitions | None = None  # rows of the union, drawn in proportion to those weights
 
 
-class Algorithm(Protocol):
-    """The contract. A class needs a name, fields and the first four methods; `@algorithm` adds the rest.
+class Method(Protocol):
+    """What a class under `@algorithm` must have.
 
     `iteration` counts from 0 and is shared by all members, so a `cond` on it stays a branch under vmap.
     """
 
     name: ClassVar[str]  # on the command line and in files
-    about: ClassVar[About]  # by default the name alone
-    needs_supplementary: ClassVar[bool]  # by default true
-    takes_weights: ClassVar[bool]  # whether weights that come with the data replace its own; by default false
 
     @property
     def batch_size(self) -> int:
@@ -70,31 +71,44 @@ class Algorithm(Protocol):
         """How much each of these rows is worth imitating, by the current networks."""
         ...
 
+
+class Algorithm(Method, Protocol):
+    """The contract: a method with what it may also say. `@algorithm` adds the rest, with these defaults."""
+
+    about: ClassVar[About]  # the name alone
+    needs_supplementary: ClassVar[bool]  # true
+    takes_weights: ClassVar[bool]  # false: weights that come with the data do not replace its own
+
+    @property
+    def cloner(self) -> "Cloner | None":
+        """How its policy is cloned, where the cloner that methods share does it. None."""
+        ...
+
+    def check(self) -> None:
+        """Refuse settings that cannot be, before anything is written. Refuses none."""
+        ...
+
+    def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
+        """The data with what it needs beside it, which may be kept in the folder. The data as it is."""
+        ...
+
     def work(self) -> list[Work]:
-        """The matrix products that one iteration needs, network by network; by default those of cloning."""
+        """The matrix products that one iteration needs, network by network. Those of cloning."""
         ...
 
 
-REGISTRY: dict[str, type[Algorithm]] = {}
+REGISTRY: Registry[type[Algorithm]] = ALGORITHMS
 """Every algorithm that can be named on the command line, in a grid or in a run's config."""
-
-
-def register(cls: type[A]) -> type[A]:
-    """Make an algorithm available by its name. It may come from another package."""
-    REGISTRY[cast("type[Algorithm]", cls).name] = cast("type[Algorithm]", cls)
-    return cls
 
 
 def facts() -> dict[str, About]:
     """How every registered algorithm is shown. The report is given this, since it does not import the algorithms."""
-    return {name: cls.about for name, cls in REGISTRY.items()}
+    return {name: cls.about for name, cls in REGISTRY.loaded().items()}
 
 
 def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
     """The registered algorithm with these settings. Unknown names and settings are refused."""
-    if name not in REGISTRY:
-        raise InputError(f"unknown algorithm {name!r}; choose one of {', '.join(REGISTRY)}")
-    cls, settings = REGISTRY[name], settings or {}
+    cls, settings = REGISTRY.find(name), settings or {}
     known = [field.name for field in setting_fields(cls)]
     unknown = sorted(set(settings) - set(known))
     if unknown:
@@ -137,16 +151,9 @@ def settings_by_name(setting: Algorithm) -> dict[str, Any]:
     }
 
 
-def prepared(setting: Algorithm, data: Demonstrations, folder: Path | None = None) -> Demonstrations:
-    """The data with what the method needs beside it. A method that needs something has a `prepare` like this function,
-    which may keep it in the folder."""
-    prepare = getattr(setting, "prepare", None)
-    return data if prepare is None else prepare(data, folder)
-
-
 def number_fields(cls: type) -> list[str]:
     """The hyper-parameters in which members of one program may differ: the algorithm's own, annotated `float`."""
-    return [field.name for field in dataclasses.fields(cls) if field.type in (float, "float")]
+    return [field.name for field in dataclasses.fields(cls) if field.type is float]
 
 
 def member_fields(cls: type) -> list[str]:
@@ -155,7 +162,7 @@ def member_fields(cls: type) -> list[str]:
     return [*number_fields(cls), *marked]
 
 
-def describe(setting: Algorithm) -> dict[str, Any]:
+def describe(setting: Method) -> dict[str, Any]:
     """The algorithm's name and hyper-parameters, as plain JSON values that `make_algorithm` takes.
 
     A nested group is told only where it differs from the method's own settings, or from what the first release did,
@@ -180,6 +187,10 @@ def algorithm(cls: type[A]) -> type[A]:
     Float fields become leaves, so members can differ in them inside one program; everything else shapes the program.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    if any(isinstance(field.type, str) for field in dataclasses.fields(cls)):  # type: ignore[arg-type]
+        hints = get_type_hints(cls)  # of a module with `from __future__ import annotations`
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            field.type = hints[field.name]
     groups = [field.name for field in dataclasses.fields(cls) if dataclasses.is_dataclass(field.type)]  # type: ignore[arg-type]
     leaves = [*number_fields(cls), *groups]  # a group may be a tree with numbers of its own
     static = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]  # type: ignore[arg-type]
@@ -187,6 +198,9 @@ def algorithm(cls: type[A]) -> type[A]:
         "about": About(getattr(cls, "name", cls.__name__)),
         "needs_supplementary": True,
         "takes_weights": False,
+        "cloner": None,
+        "check": lambda self: None,
+        "prepare": lambda self, data, folder: data,
         "work": lambda self: [cloning_work(self.batch_size, self.hidden)],
     }
     for name, default in defaults.items():

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,11 @@ from demosift.learning.algorithm import Batch
 from demosift.learning.learner import Learner, descend, start
 from demosift.learning.losses import weighted_loss
 from demosift.learning.networks import Initialiser, Policy, TanhGaussian, glorot_uniform, init_policy
+from demosift.policy import Network
+from demosift.registry import NETWORKS
 from demosift.types import InputError, Transitions
 
-A = TypeVar("A")
+PERCEPTRON = "perceptron"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Cloner:
     # Decoupled weight decay of the policy, times the learning rate.
     decay: float = dataclasses.field(default=0.0, metadata={"members": True})
     rate_schedule: Literal["constant", "cosine"] = "constant"  # cosine falls to zero at the end of the run
+    network: str = PERCEPTRON  # the policy's body, by its name in `registry.NETWORKS`
     average: float = 0.0  # of the parameters: what a step keeps of the average, such as 0.999; 0: none
     horizon: int = dataclasses.field(default=0, metadata={"flag": False})  # the run's iterations, for a falling rate
 
@@ -49,10 +52,19 @@ class Cloner:
             raise InputError("log_std_floor: the squared error has no standard deviation; leave one of them out")
         if discrete and self.loss == "squared":
             raise InputError("discrete actions are cloned by cross-entropy; the squared error is for others")
+        self.body()
         if not 0.0 <= self.average < 1.0:
             raise InputError(f"average: must be at least 0 and below 1, not {self.average}")
         if not 0.0 <= self.decay < math.inf:
             raise InputError(f"decay: must be a number that is not negative, not {self.decay}")
+
+    def body(self) -> Network | None:
+        if self.network == PERCEPTRON:
+            return None
+        if self.network not in NETWORKS:
+            known = ", ".join([PERCEPTRON, *NETWORKS])
+            raise InputError(f"unknown network {self.network!r}; choose one of {known}")
+        return NETWORKS[self.network]
 
     def rate(self, learning_rate: Any, iteration: Array | int) -> Any:
         if self.rate_schedule == "constant":
@@ -78,10 +90,10 @@ def unflatten_cloner(auxiliary: tuple[Any, ...], children: tuple[Any, ...]) -> C
 jax.tree_util.register_pytree_node(Cloner, flatten_cloner, unflatten_cloner)
 
 
-def with_own_decays(settings: Sequence[A]) -> list[A]:
-    """Settings that differ in the decay, as members of one program."""
-    cloners = [getattr(setting, "cloner", None) for setting in settings]
-    if len({cloner.decay for cloner in cloners if isinstance(cloner, Cloner)}) < 2:
+def with_own_decays(settings: Sequence[Any]) -> list[Any]:
+    """Algorithms whose settings differ in the decay, as members of one program."""
+    cloners = [setting.cloner for setting in settings]
+    if len({cloner.decay for cloner in cloners if cloner is not None}) < 2:
         return list(settings)
     return [
         dataclasses.replace(setting, cloner=dataclasses.replace(cloner, decay=jnp.float32(cloner.decay)))  # type: ignore
@@ -107,7 +119,7 @@ def init_cloner(
 ) -> Learner:
     """The policy of BC, NBCU and WBCU is Glorot-uniform in every layer, unlike DemoDICE's (as in the paper's code)."""
     obs, action = batch.union.obs, batch.union.action
-    policy = init_policy(key, obs, action, hidden, kernel, log_std_floor=cloner.log_std_floor)
+    policy = init_policy(key, obs, action, hidden, kernel, log_std_floor=cloner.log_std_floor, body=cloner.body())
     return start(policy, averaged=cloner.average > 0.0)
 
 

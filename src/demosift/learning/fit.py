@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,43 +17,49 @@ from jaxtyping import Array, Float
 from demosift.data import check_pair, digest_source
 from demosift.data.folds import hash_rows
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
-from demosift.files import plain, provenance
+from demosift.files import provenance
 from demosift.learning.algorithm import (
     REGISTRY,
     Algorithm,
     Batch,
+    Method,
     State,
     check_settings,
     describe,
     make_algorithm,
-    prepared,
 )
-from demosift.learning.cloning import Cloner, with_own_decays
+from demosift.learning.cloning import with_own_decays
 from demosift.learning.held_out import HeldOut, choose, choose_held_out, without
 from demosift.learning.members import Precision, check_precision, every_member, fill, stated
 from demosift.learning.program import Program
-from demosift.learning.runner import Callback, Evaluator, HostMetrics, Schedule, Trainee, due, finite_members, run
-from demosift.policy import Policy
+from demosift.learning.runner import (
+    Callback,
+    Evaluator,
+    HostMetrics,
+    Schedule,
+    Trainee,
+    due,
+    finite_members,
+    metric_rows,
+    run,
+)
+from demosift.policy import Network, Policy
 from demosift.progress import Progress
+from demosift.registry import NETWORKS, register
 from demosift.results.checkpoint import Note
 from demosift.results.run import METRICS, Row, Run, RunFolder
 from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
 
 
-class Tracker(Protocol):
-    """Somewhere else to send metrics (`demosift.learning.trackers` has TensorBoard and W&B)."""
-
-    def log(self, rows: list[Row]) -> None: ...
-
-
 def fit(
-    algorithm: Algorithm | Sequence[Algorithm],
+    algorithm: Method | Sequence[Method],
     data: Demonstrations | Sequence[Demonstrations],
     *,
     weights: Any = None,
     seeds: int | Sequence[int] = 1,
     iterations: int | None = None,
     ensemble: int | None = None,
+    network: str | Network | None = None,
     normalise: NormaliseOver = "supplementary",
     precision: Precision = "float32",
     environment: EnvironmentSpec | None = None,
@@ -64,7 +70,6 @@ def fit(
     checkpoint_every: int = 5_000,
     out: str | Path | None = None,
     resume: bool = False,
-    tracker: Tracker | None = None,
     callbacks: Sequence[Callback] = (),
     task: str | None = None,
     progress: bool | None = None,
@@ -75,22 +80,26 @@ def fit(
     `data`: one dataset for all seeds, or one per seed. `weights`: what each row of the union is worth, as `score` gives
     it or as an array, expert rows first; one per dataset where `data` is a list. `seeds`: how many, or which.
     `iterations` and `ensemble` default to the algorithm's own; with an ensemble of K each member is K networks on the
-    same data, which act as one policy by the mean of their actions. With `out` the run is written to that folder as it
-    goes, with a checkpoint every `checkpoint_every` iterations, from which `resume` continues. `held_out` leaves this
-    share of the expert's rows out of training; the loss of each policy on them is logged every `log_every` iterations
-    as `held_out_loss`, and `config["chosen"]` names the member to use. With `patience` the run ends when the loss of no
-    member has improved in so many rows of the log, and each member's policy is that of its least loss. `precision`:
-    bfloat16 is faster on a GPU. `task` names the task from which the data was drawn, so that a report can group its
-    seeds. `progress`: None shows a bar on a terminal.
+    same data, which act as one policy by the mean of their actions. `network`: the policy's body, by its registered
+    name, or a `Network`, which is registered; by default the algorithm's own, a perceptron. With `out` the run is
+    written to that folder as it goes, with a checkpoint every `checkpoint_every` iterations, from which `resume`
+    continues. `held_out` leaves this share of the expert's rows out of training; the loss of each policy on them is
+    logged every `log_every` iterations as `held_out_loss`, and `config["chosen"]` names the member to use. With
+    `patience` the run ends when the loss of no member has improved in so many rows of the log, and each member's policy
+    is that of its least loss. `precision`: bfloat16 is faster on a GPU. `task` names the task from which the data was
+    drawn, so that a report can group its seeds. `callbacks` hear what happens, in order, and may stop the run: trackers
+    are callbacks. `progress`: None shows a bar on a terminal.
 
     A member whose parameters are no longer finite is left out of the policy, with a warning; the reason is in
     `config["failures"]`.
     """
-    settings = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    settings = cast("list[Algorithm]", list(algorithm) if isinstance(algorithm, Sequence) else [algorithm])
     seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     sources = list(data) if isinstance(data, Sequence) else [data]
     if not settings or not sources or not seeds:
         raise InputError("fit: needs at least one algorithm, one dataset and one seed")
+    if network is not None:
+        settings = [with_network(setting, network) for setting in settings]
     if weights is not None:
         sources = with_weights(sources, list(weights) if isinstance(data, Sequence) else [weights])
     iterations = settings[0].about.iterations if iterations is None else iterations
@@ -98,7 +107,10 @@ def fit(
     log_every = min(log_every, iterations)
     check_precision(precision)
     check_request(with_own_decays(settings), sources, seeds, iterations, log_every, checkpoint_every, evaluator)
-    check_cloning(settings, sources[0], ensemble)
+    if ensemble < 1:
+        raise InputError(f"fit: an ensemble is one network or more, not {ensemble}")
+    for setting in settings:
+        check_setting(setting, sources[0].expert.discrete)
     check_patience(patience, held_out)
     settings = [with_horizon(setting, iterations) for setting in settings]
     normalisers = [fit_normaliser(source, normalise) for source in sources]
@@ -126,7 +138,7 @@ def fit(
     folder = None if out is None else RunFolder(out)
     with nullcontext() if folder is None else folder.claim(config, resume):
         own = [None if folder is None else folder.path / "scores" / f"{i}" for i in range(len(sources))]
-        sources = [prepared(settings[0], source, place) for source, place in zip(sources, own, strict=True)]
+        sources = [settings[0].prepare(source, place) for source, place in zip(sources, own, strict=True)]
         judged = [
             source.expert.take(rows[: len(source.expert)]) for source, rows in zip(sources, left_out, strict=False)
         ]
@@ -145,7 +157,7 @@ def fit(
         if found is not None:
             trainee.restore(found)
         until = found.position if found is not None and over() else iterations  # a run that ended early has ended
-        recorder = Recorder(folder, tracker, len(program), lambda position: due(position, every, iterations))
+        recorder = Recorder(folder, len(program), lambda position: due(position, every, iterations))
         began = time.monotonic()
         with Progress(progress) as display:
             outcome = run(
@@ -174,13 +186,11 @@ def fit(
 
 
 class Recorder(Callback):
-    """Keeps what is measured: in memory, in the run's folder, and with a tracker."""
+    """Keeps what is measured: in memory, and in the run's folder."""
 
-    def __init__(
-        self, folder: RunFolder | None, tracker: Tracker | None, num_members: int, due: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, folder: RunFolder | None, num_members: int, due: Callable[[int], bool]) -> None:
         """`due` says which iterations this run evaluates; a shorter run that it continues had one more, at its end."""
-        self.folder, self.tracker, self.num_members, self.due = folder, tracker, num_members, due
+        self.folder, self.num_members, self.due = folder, num_members, due
         self.rows: list[Row] = []
         self.failures: set[int] = set()
 
@@ -201,8 +211,6 @@ class Recorder(Callback):
         self.rows.extend(rows)
         if self.folder is not None:
             self.folder.append_metrics(rows)
-        if self.tracker is not None:
-            self.tracker.log(rows)
 
     def on_log(self, position: int, metrics: HostMetrics) -> None:
         self.record(metric_rows(position, metrics))
@@ -299,12 +307,11 @@ def check_request(
                 )
 
 
-def check_cloning(settings: Sequence[Algorithm], source: Demonstrations, ensemble: int) -> None:
-    if ensemble < 1:
-        raise InputError(f"fit: an ensemble is one network or more, not {ensemble}")
-    for setting in settings:
-        if isinstance(cloner := getattr(setting, "cloner", None), Cloner):
-            cloner.check(source.expert.discrete)
+def check_setting(setting: Algorithm, discrete: bool) -> None:
+    """Refuse settings that contradict each other or the actions."""
+    setting.check()
+    if setting.cloner is not None:
+        setting.cloner.check(discrete)
 
 
 def check_patience(patience: int | None, held_out: float | None) -> None:
@@ -314,10 +321,20 @@ def check_patience(patience: int | None, held_out: float | None) -> None:
         raise InputError(f"patience: must be at least 1, not {patience}")
 
 
+def with_network(setting: Algorithm, network: str | Network) -> Algorithm:
+    """The setting with this body of its policy."""
+    if not isinstance(network, str) and NETWORKS.get(network.name) != network:
+        register(network)
+    if setting.cloner is None:
+        raise InputError(f"{setting.name}: makes its own policy network, and takes no other")
+    name = network if isinstance(network, str) else network.name
+    return dataclasses.replace(setting, cloner=dataclasses.replace(setting.cloner, network=name))  # type: ignore
+
+
 def with_horizon(setting: Algorithm, iterations: int) -> Algorithm:
     """A falling learning rate reaches zero where the run ends."""
-    cloner = getattr(setting, "cloner", None)
-    if not isinstance(cloner, Cloner) or cloner.rate_schedule == "constant":
+    cloner = setting.cloner
+    if cloner is None or cloner.rate_schedule == "constant":
         return setting
     return dataclasses.replace(setting, cloner=dataclasses.replace(cloner, horizon=iterations))  # type: ignore
 
@@ -327,7 +344,7 @@ def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None
     if not given:
         return
     if not setting.takes_weights:
-        takers = ", ".join(name for name, cls in REGISTRY.items() if cls.takes_weights)
+        takers = ", ".join(name for name, cls in REGISTRY.loaded().items() if cls.takes_weights)
         raise InputError(f"{setting.name}: finds its own weights; those given with the data are for {takers}")
     if len(given) < len(sources):
         raise InputError("fit: some of the datasets come with weights and some do not")
@@ -426,14 +443,6 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
     parts = [weigh_rows(Transitions(*(array[i : i + WEIGH_ROWS] for array in union))) for i in starts]
     weights = np.concatenate([np.asarray(part) for part in parts], axis=1)
     return weights if size == 1 else np.nanmean(weights.reshape(-1, size, weights.shape[1]), axis=1)
-
-
-def metric_rows(iteration: int, metrics: HostMetrics) -> list[Row]:
-    num_members = len(next(iter(metrics.values())))
-    return [
-        {"iteration": iteration, "member": member, **{name: plain(float(v[member])) for name, v in metrics.items()}}
-        for member in range(num_members)
-    ]
 
 
 def describe_data(source: Demonstrations) -> Row:

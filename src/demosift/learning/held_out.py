@@ -25,10 +25,9 @@ from jaxtyping import Array, Bool, Float
 from demosift.data.folds import find_copies, hash_rows, split_expert
 from demosift.files import plain
 from demosift.learning.algorithm import Metrics
-from demosift.learning.networks import apply
 from demosift.learning.program import Program
 from demosift.learning.runner import Group, Trainee
-from demosift.policy import Layer, Policy
+from demosift.policy import Policy, map_arrays, named_arrays
 from demosift.results.checkpoint import Arrays, Checkpoint
 from demosift.types import Dataset, Demonstrations, InputError
 
@@ -141,11 +140,7 @@ class HeldOut(Trainee):
         arrays = self.program.capture()
         if self.kept is None:
             return arrays
-        layers = {
-            f"held_out/{name}/{i}": array
-            for i, layer in enumerate(self.kept.layers)
-            for name, array in layer._asdict().items()
-        }
+        layers = {checkpoint_name(name): array for name, array in named_arrays(self.kept.layers)}
         return {**arrays, **layers, "held_out/least": self.least, "held_out/waited": np.array([self.waited])}
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -155,16 +150,18 @@ class HeldOut(Trainee):
         self.least, self.waited = checkpoint.arrays["held_out/least"], checkpoint.arrays["held_out/waited"].item()
         self.position = checkpoint.position
         ((_, policy),) = self.program.policies()
-        layers = tuple(
-            Layer(*(checkpoint.arrays[f"held_out/{name}/{i}"] for name in Layer._fields))
-            for i in range(len(policy.layers))
-        )
-        self.kept = with_layers(policy, layers)
+        kept = iter([checkpoint.arrays[checkpoint_name(name)] for name, _ in named_arrays(policy.layers)])
+        self.kept = with_layers(policy, map_arrays(lambda _: next(kept), policy.layers))
 
 
-def with_layers(policy: Policy, layers: tuple[Layer, ...]) -> Policy:
+def checkpoint_name(name: str) -> str:
+    """`held_out/kernel/0` for the array `0/kernel`."""
+    return "/".join(["held_out", *reversed(name.split("/"))])
+
+
+def with_layers(policy: Policy, layers: Any) -> Policy:
     """The policy with other networks, perhaps more or fewer of them for a member."""
-    size = len(layers[0].kernel) // policy.num_members
+    size = len(next(named_arrays(layers))[1]) // policy.num_members
     shift, scale = (np.repeat(array[:: policy.ensemble], size, axis=0) for array in (policy.shift, policy.scale))
     return replace(policy, layers=layers, shift=shift, scale=scale, ensemble=size)
 
@@ -177,8 +174,7 @@ def replace_members(old: Policy, new: Policy, which: Bool[np.ndarray, "members"]
         a, b = (each.reshape(len(which), -1, *each.shape[1:])[:, :size] for each in (old_array, new_array))
         return np.where(which.reshape(-1, *[1] * (a.ndim - 1)), b, a).reshape(-1, *old_array.shape[1:])
 
-    pairs = zip(old.layers, new.layers, strict=True)
-    return with_layers(old, tuple(Layer(*map(joined, one, other)) for one, other in pairs))
+    return with_layers(old, map_arrays(joined, old.layers, new.layers))
 
 
 def choose(rows: Sequence[Mapping[str, Any]], failed: Container[int], num_seeds: int, stopping: bool) -> dict[str, Any]:
@@ -214,7 +210,7 @@ def action_loss(
     """
 
     def propose(network: Any, obs: Float[Array, "rows obs"]) -> Float[Array, "rows action"]:
-        outputs = apply(network.layers, obs)
+        outputs = network.outputs(obs)
         if network.kind == "categorical":
             return jax.nn.softmax(outputs)
         mean = outputs[:, : outputs.shape[1] // 2]

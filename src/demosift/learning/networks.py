@@ -1,7 +1,8 @@
 """The networks: plain pytrees of arrays and the functions that apply them.
 
 A perceptron is a tuple of layers with ReLU between them. A policy is a perceptron inside a class that interprets its
-outputs: `TanhGaussian` for continuous actions, `Categorical` for discrete ones. Discriminators and critics are
+outputs: `TanhGaussian` for continuous actions, `Categorical` for discrete ones; or another body is, from
+`registry.NETWORKS`. Discriminators and critics are
 perceptrons with one output; `value_and_slope` evaluates one together with its input gradient.
 """
 
@@ -16,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from demosift.policy import Kind
-from demosift.types import is_one_hot
+from demosift.policy import Kind, Network
+from demosift.types import InputError, is_one_hot
 
 FLOAT32_EPSILON = 2.0**-23
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -101,6 +102,10 @@ def apply(network: Perceptron, x: Float[Array, "*rows inputs"]) -> Float[Array, 
     return affine(network[-1], x)
 
 
+def apply_body(body: Network | None, layers: Any, obs: Float[Array, "rows obs"]) -> Float[Array, "rows outputs"]:
+    return apply(layers, obs) if body is None else body.apply(layers, obs)
+
+
 P = TypeVar("P")
 
 
@@ -140,9 +145,13 @@ class TanhGaussian:
 
     kind: ClassVar[Kind] = "tanh-gaussian"
 
-    layers: Perceptron
+    layers: Any  # Perceptron, or the body's parameters
     mean_limit: float | None = MEAN_LIMIT
     log_std_floor: float = LOG_STD_RANGE[0]
+    body: Network | None = None
+
+    def outputs(self, obs: Float[Array, "rows obs"]) -> Float[Array, "rows outputs"]:
+        return apply_body(self.body, self.layers, obs)
 
     def mean(self, obs: Float[Array, "rows obs"]) -> Float[Array, "rows action"]:
         """Before squashing."""
@@ -150,7 +159,7 @@ class TanhGaussian:
 
     def moments(self, obs: Float[Array, "rows obs"]) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing. The clips are hard: no gradient flows outside them."""
-        mean, log_std = jnp.split(apply(self.layers, obs), 2, axis=-1)
+        mean, log_std = jnp.split(self.outputs(obs), 2, axis=-1)
         if self.mean_limit is not None:
             mean = jnp.clip(mean, -self.mean_limit, self.mean_limit)
         return mean, jnp.clip(log_std, self.log_std_floor, LOG_STD_RANGE[1])
@@ -180,10 +189,14 @@ class Categorical:
     kind: ClassVar[Kind] = "categorical"
     mean_limit: ClassVar[None] = None
 
-    layers: Perceptron
+    layers: Any  # Perceptron, or the body's parameters
+    body: Network | None = None
+
+    def outputs(self, obs: Float[Array, "rows obs"]) -> Float[Array, "rows outputs"]:
+        return apply_body(self.body, self.layers, obs)
 
     def log_prob(self, obs: Float[Array, "rows obs"], action: Shaped[Array, "rows action"]) -> Float[Array, "rows 1"]:
-        log_probs = jax.nn.log_softmax(apply(self.layers, obs))
+        log_probs = jax.nn.log_softmax(self.outputs(obs))
         return jnp.sum(action * log_probs, axis=-1, keepdims=True)
 
 
@@ -212,18 +225,43 @@ def init_policy(
     kernel: Initialiser,
     mean_limit: float | None = MEAN_LIMIT,
     log_std_floor: float | None = None,
+    body: Network | None = None,
 ) -> Policy:
-    """The policy that fits these observations and actions. The Gaussian's two heads are initialised as two layers."""
+    """The policy that fits these observations and actions. The Gaussian's two heads are initialised as two layers.
+
+    A body that is no perceptron initialises itself.
+    """
     body_key, head_key = jax.random.split(key)
     action_dim = action.shape[-1]
+    floor = LOG_STD_RANGE[0] if log_std_floor is None else log_std_floor
+    if body is not None:
+        outputs = action_dim if is_one_hot(action) else 2 * action_dim
+        params = init_body(body, body_key, (obs.shape[-1], *hidden, outputs))
+        return Categorical(params, body) if is_one_hot(action) else TanhGaussian(params, mean_limit, floor, body)
     sizes = (obs.shape[-1], *hidden, action_dim)
     layers = init_perceptron(body_key, sizes, [kernel] * (len(hidden) + 1))
     if is_one_hot(action):
         return Categorical(layers)
     (log_std,) = init_perceptron(head_key, (sizes[-2], action_dim), [kernel])
     heads = jax.tree.map(lambda mean, spread: jnp.concatenate([mean, spread], axis=-1), layers[-1], log_std)
-    floor = LOG_STD_RANGE[0] if log_std_floor is None else log_std_floor
     return TanhGaussian((*layers[:-1], heads), mean_limit, floor)
+
+
+def init_body(body: Network, key: PRNGKeyArray, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """The parameters, or what is wrong with them: the functions may be of another package."""
+    params = body.init(key, sizes)
+    if not isinstance(params, dict) or not all(isinstance(name, str) and "/" not in name for name in keys_of(params)):
+        raise InputError(f"network {body.name!r}: init must give a dictionary, whose keys are words without a slash")
+    params = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
+    rows = jnp.zeros((2, 1, sizes[0]))
+    found = jax.eval_shape(body.apply, params, rows)
+    if getattr(found, "shape", None) != (2, 1, sizes[-1]):
+        raise InputError(f"network {body.name!r}: apply must turn {rows.shape} into {(2, 1, sizes[-1])}, not {found}")
+    return params
+
+
+def keys_of(params: dict[Any, Any]) -> list[Any]:
+    return [*params, *(key for part in params.values() if isinstance(part, dict) for key in keys_of(part))]
 
 
 def init_scalar_network(

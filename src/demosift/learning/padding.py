@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from demosift.learning.algorithm import Algorithm, Batch, Metrics, State
+from demosift.learning.algorithm import Algorithm, Batch, Method, Metrics, State
 from demosift.learning.members import TrainingData
 from demosift.types import InputError, Transitions
 
@@ -35,7 +35,7 @@ PROBE = Sizes(obs=100_003, action=1_000_003)
 Kind = tuple[int, int]  # how many observations and actions make up the length of an axis; (0, 0) if it is fixed
 
 
-def axis_kinds(algorithm: Algorithm, part: Callable[[State], Any] = lambda state: state) -> list[tuple[Kind, ...]]:
+def axis_kinds(algorithm: Method, part: Callable[[State], Any] = lambda state: state) -> list[tuple[Kind, ...]]:
     """For every leaf of the algorithm's state, or of a part of it, what each axis is made of."""
     shapes = jax.eval_shape(lambda: part(algorithm.init(empty_batch(PROBE), jax.random.key(0))))
     return [tuple(kind_of(size) for size in leaf.shape) for leaf in jax.tree.leaves(shapes)]

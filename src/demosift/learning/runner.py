@@ -17,7 +17,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from demosift.policy import Policy
+from demosift.files import plain
+from demosift.policy import Policy, named_arrays
 from demosift.results.checkpoint import Arrays, Checkpoint, Checkpoints, Note
 from demosift.types import EnvironmentSpec
 
@@ -84,7 +85,11 @@ class Evaluator(Protocol):
 
 
 class Callback:
-    """Called when something happens, in order and on the thread that trains. To return True stops the run."""
+    """Called when something happens, in order and on the thread that trains.
+
+    Override what you need. To return True stops the run: it ends after the iterations that are under way, with a
+    checkpoint from which it can be continued. Trackers, the progress bar and what records a run are callbacks.
+    """
 
     def on_start(self, position: int, note: Note) -> None:
         """Training begins at this iteration; the note is that of the checkpoint it continues from."""
@@ -103,6 +108,15 @@ class Callback:
 
     def on_checkpoint(self, position: int, note: Note) -> bool | None:
         """A checkpoint is about to be written; what is put into the note is given to `on_start` later."""
+
+
+def metric_rows(position: int, metrics: HostMetrics) -> list[Row]:
+    """A chunk's metrics as rows, one for each member; None where a number is not finite."""
+    num_members = len(next(iter(metrics.values())))
+    return [
+        {"iteration": position, "member": member, **{name: plain(float(v[member])) for name, v in metrics.items()}}
+        for member in range(num_members)
+    ]
 
 
 @dataclass(frozen=True)
@@ -315,9 +329,8 @@ class Run:
 def finite_members(policy: Policy) -> np.ndarray:
     """Which members can act: their parameters are finite, and so is what all their networks say about usual states."""
     finite = np.ones(policy.num_members, bool)
-    for layer in policy.layers:
-        for array in layer:
-            finite &= np.isfinite(array).reshape(policy.num_members, -1).all(axis=1)
+    for _, array in named_arrays(policy.layers):
+        finite &= np.isfinite(array).reshape(policy.num_members, -1).all(axis=1)
     usual = np.random.default_rng(0).normal(size=(PROBES, policy.obs_dim))
     with np.errstate(all="ignore"):
         obs = np.where(policy.scale == 0, 0, 1 / policy.scale)[:, None] * usual - policy.shift[:, None]

@@ -1,12 +1,11 @@
-"""Trackers, to which metrics are sent while training: TensorBoard and Weights & Biases, each an optional extra."""
+"""Trackers: callbacks that send metrics to TensorBoard or Weights & Biases, each an optional extra."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from demosift.learning.runner import Callback, HostMetrics, Row, metric_rows
 from demosift.types import InputError
-
-Row = dict[str, Any]
 
 
 def scalars(row: Row) -> dict[str, float]:
@@ -17,7 +16,20 @@ def scalars(row: Row) -> dict[str, float]:
     return values
 
 
-class TensorBoard:
+class Tracker(Callback):
+    """Logs the rows of a run's metrics as they are measured."""
+
+    def log(self, rows: list[Row]) -> None:
+        raise NotImplementedError
+
+    def on_log(self, position: int, metrics: HostMetrics) -> None:
+        self.log(metric_rows(position, metrics))
+
+    def on_evaluation(self, position: int, rows: list[Row]) -> None:
+        self.log(rows)
+
+
+class TensorBoard(Tracker):
     """A folder of event files, one run per member."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -39,7 +51,7 @@ class TensorBoard:
             writer.flush()
 
 
-class WandB:
+class WandB(Tracker):
     """One W&B run per training run, metrics named `member/metric`."""
 
     def __init__(self, project: str, config: Mapping[str, Any] | None = None) -> None:

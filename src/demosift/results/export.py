@@ -69,6 +69,8 @@ def export_onnx(
     policy = source if isinstance(source, Policy) else load_policy(source, env)
     if not isinstance(policy, Policy):
         raise InputError("the random policy has nothing to export")
+    if policy.network is not None:
+        raise InputError(f"export: only perceptrons are written as ONNX; this one is {policy.network.name}")
     policy = policy.member(member)
     model = make_model(policy, member)
     folder = None if isinstance(source, Policy) or os.fspath(source) in SHIPPED else Path(source)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from demosift.policy import Layer, Policy
+from demosift.policy import Policy, map_arrays
 from demosift.sac.training import MAX_TRAINING_SEED
 from demosift.simulation.evaluation import Evaluation, spread
 from demosift.simulation.simulate import Rollouts
@@ -108,9 +108,6 @@ def choose(
 
 def stack(policies: Sequence[Policy]) -> Policy:
     """One policy whose members are the given ones."""
-    layers = tuple(
-        Layer(*(np.concatenate(parts) for parts in zip(*layer, strict=True)))
-        for layer in zip(*(policy.layers for policy in policies), strict=True)
-    )
+    layers = map_arrays(lambda *parts: np.concatenate(parts), *(policy.layers for policy in policies))
     shift, scale = (np.concatenate([getattr(policy, name) for policy in policies]) for name in ("shift", "scale"))
     return dataclasses.replace(policies[0], layers=layers, shift=shift, scale=scale)

@@ -15,7 +15,9 @@ from jaxtyping import Bool
 
 from demosift.data import RowSource, open_rows, read_dataset, without_episodes, write_dataset
 from demosift.data.decisions import read_decisions
-from demosift.data.formats import FORMATS, Format, Source, chosen_episodes, format_of, split_options
+from demosift.data.format import Format
+from demosift.data.formats import Source, chosen_episodes, format_of, named_format, split_options
+from demosift.data.formats.hdf5.file import SUFFIXES
 from demosift.data.formats.lerobot.selection import list_frames
 from demosift.data.formats.robomimic import write_filter_key
 from demosift.data.selection import Selection
@@ -136,7 +138,7 @@ def _check_whole(data: Source) -> None:
 def _write_kept(data: Source, out: Source, selection: Selection) -> None:
     place, options = split_options(data)
     found, target = format_of(data), os.fspath(out)
-    if _is_alike(found, target):
+    if found.keep is not None and _is_alike(found, target):
         return found.keep(place, target, selection, **options)
     try:
         dataset = read_dataset(data)
@@ -149,11 +151,12 @@ def _write_kept(data: Source, out: Source, selection: Selection) -> None:
 
 def _is_alike(found: Format, target: str) -> bool:
     """Whether the target has the format of the data, because it names that format or none."""
-    named = [other.name for other in FORMATS if target.startswith(f"{other.name}:")]
-    if named:
-        return named == [found.name]
-    into_file = Path(target).suffix.lower() in (".hdf5", ".h5")
-    return into_file == (found.name in ("hdf5", "robomimic"))
+    named, suffix = named_format(target), Path(target).suffix.lower()
+    if named is not None:
+        return named is found
+    if found.suffixes:
+        return suffix in found.suffixes
+    return (suffix in SUFFIXES) == (found.name == "robomimic")
 
 
 def _write_filter_key(data: Source, out: Source, name: str, selection: Selection) -> None:

@@ -10,23 +10,20 @@ The two halves are apart: any scorer gives the weights, and the cloner is that o
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.algorithms import REGISTRY, register
 from demosift.algorithms.bc import State, clone_evenly
 from demosift.files import digest as digest_arrays
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import ROBUST, Cloner, init_cloner
 from demosift.learning.networks import Policy
+from demosift.registry import SCORERS
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
-
-__all__ = ["REGISTRY", "Sift"]
-
 
 KNOWN: dict[tuple[str, ...], Float[np.ndarray, "rows"]] = {}
 """Weights of this process, so that the cells of a grid that share their data are scored once."""
@@ -37,7 +34,6 @@ def digest(data: Dataset) -> str:
     return digest_arrays({"obs": transitions.obs, "action": transitions.action, "ends": data.episode_ends})
 
 
-@register
 @algorithm
 class Sift:
     """Score the supplementary data, then clone by the scores."""
@@ -50,10 +46,13 @@ class Sift:
     takes_weights: ClassVar[bool] = True
 
     learning_rate: float = 1e-3
-    scorer: Literal["contrast", "wbcu", "demodice", "dwbc", "neighbours", "trees"] = "contrast"
+    scorer: str = "contrast"
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
     cloner: Cloner = ROBUST
+
+    def check(self) -> None:
+        SCORERS.find(self.scorer)
 
     def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
         """The data with their scores; with a folder, the scores and their page are kept there."""

@@ -1,4 +1,4 @@
-"""The scorers: ways to measure how much a row looks like the expert's. A new one is a class and a line in `SCORERS`.
+"""The scorers: ways to measure how much a row looks like the expert's. One is a class and a line in `registry.py`.
 
 A scorer fits all models of a plan to a sample, each model without the rows that it leaves out. Any row then gets one or
 more log-ratios from a model, which `calibration` turns into a weight. A scorer sees states and actions only, never
@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from sklearn.ensemble import HistGradientBoostingClassifier
 
+from demosift.registry import SCORERS
 from demosift.sift.calibration import fit_coefficients, log_loss
 from demosift.sift.discriminators import ActionDiscriminator, Discriminator, LikelihoodDiscriminator, Part
 from demosift.sift.neighbours import action_closeness, make_references, state_closeness
 from demosift.sift.training import Report, Trained, Trainer, logit, make_slots, training_rows
 from demosift.sift.training_sample import TrainingSample
 from demosift.simulation.cores import core_threads
-from demosift.types import InputError
 
 Obs = Float[np.ndarray, "rows obs"]
 Action = Shaped[np.ndarray, "rows action"]
@@ -256,12 +256,8 @@ class TreeScorer:
         return Fitted(features)
 
 
-ALL = (ContrastScorer, WBCUScorer, DemoDICEScorer, DWBCScorer, NeighbourScorer, TreeScorer)
-SCORERS: dict[str, type[Scorer]] = {each.name: each for each in ALL}
 DEFAULT = ContrastScorer.name
 
 
 def make_scorer(name: str) -> Scorer:
-    if name not in SCORERS:
-        raise InputError(f"scorer: {name!r} is unknown; choose one of {', '.join(SCORERS)}")
-    return SCORERS[name]()
+    return SCORERS.find(name)()

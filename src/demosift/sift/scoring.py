@@ -159,7 +159,7 @@ def score(
     others stand in for an expert (`agreement`). `bad`: data that are known to be bad; rows that look like them weigh
     less.
 
-    `scorer`: a name of `SCORERS`, or a scorer with settings of your own. `members`: how many independent estimates give
+    `scorer`: a registered name, or a scorer with settings of your own. `members`: how many independent estimates give
     the weight and its spread. `folds`: how many parts the rows are split into. With `out`, the folder is written. Rows
     that weigh at least `threshold` count as kept. `progress`: None shows a bar on a terminal.
     """

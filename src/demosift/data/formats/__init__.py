@@ -1,101 +1,24 @@
-"""Which module reads and writes a source: the registry of formats.
+"""Which format a source has. The formats are in `registry.FORMATS`, those of other packages among them.
 
-A format is one module, or a folder, and one entry in `FORMATS`. It gives the parts of a source (`Recording`s, each of
-whole episodes), writes a `Dataset` and copies the kept part of a source. `sidecar` is for facts it has no place for.
-A source is recognised by its prefix or by what it holds, never by trying to read it all. Options follow a path after
-`::`, as in `demo.hdf5::obs=object,robot0_eef_pos::filter=train`. Every format has `episodes` and `without`, the numbers
-of the episodes to read or to leave out; what is chosen is read by `demosift.data`, not by the format.
+A format is one module, or a folder, with a `Format`, and one line in the registry. It gives the parts of a source
+(`Recording`s, each of whole episodes), writes a `Dataset` and copies the kept part of a source. `sidecar` is for facts
+it has no place for. A source is recognised by its prefix or by what it holds, never by trying to read it all. Options
+follow a path after `::`, as in `demo.hdf5::obs=object,robot0_eef_pos::filter=train`. Every format has `episodes` and
+`without`, the numbers of the episodes to read or to leave out; what is chosen is read by `demosift.data`, not by the
+format.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from demosift.data.formats import minari, npz, robomimic
-from demosift.data.formats.hdf5.file import SUFFIXES, record_hdf5, write_hdf5
-from demosift.data.formats.hdf5.rows import hdf5_facts
-from demosift.data.formats.hdf5.selection import keep_hdf5
-from demosift.data.formats.lerobot import is_lerobot
-from demosift.data.recording import Recording
+from demosift.data.format import Format, Part
 from demosift.files import open_regular
-from demosift.types import Dataset, InputError
+from demosift.registry import FORMATS
+from demosift.types import InputError
 
 Source = str | os.PathLike[str]
-Part = Callable[[], Recording]
-
-
-@dataclass(frozen=True)
-class Format:
-    name: str
-    reads: Callable[[str], bool]  # is this place, which may not exist, of this format?
-    parts: Callable[..., Sequence[Part]]  # of a place and its options, in order; reads little before a part is called
-    write: Callable[[Dataset, str], None]
-    files: Callable[[str], Sequence[Path]]  # what the data consist of
-    keep: Callable[..., None]  # place, target, `Selection`, options: the kept part and all that belongs to it
-    facts: Callable[[str, str], Mapping[int, Any]] | None = None  # of episodes, by number: a place and a fact's name
-    options: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()  # of the files it writes, where a target needs no prefix
-
-    def writes(self, target: str) -> bool:
-        return Path(target).suffix.lower() in self.suffixes if self.suffixes else target.startswith(f"{self.name}:")
-
-
-def _lerobot(module: str, name: str) -> Callable[..., Any]:
-    """A function whose module is imported when it is called: a machine that only trains may lack Parquet's library."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        return getattr(import_module(f"demosift.data.formats.lerobot.{module}"), name)(*arguments, **options)
-
-    return call
-
-
-FORMATS = (
-    Format(
-        "minari",
-        minari.is_minari,
-        lambda place: [lambda: minari.record_minari(place)],
-        minari.write_minari,
-        minari.minari_files,
-        minari.keep_minari,
-    ),
-    Format(
-        "lerobot",
-        is_lerobot,
-        _lerobot("reading", "lerobot_parts"),
-        _lerobot("writing", "write_lerobot"),
-        _lerobot("reading", "lerobot_files"),
-        _lerobot("selection", "keep_lerobot"),
-        _lerobot("reading", "lerobot_facts"),
-        options=("obs",),
-    ),
-    Format("npz", npz.is_npz, npz.npz_parts, npz.write_npz, npz.npz_files, npz.keep_npz),
-    Format(
-        "robomimic",
-        robomimic.is_robomimic,
-        robomimic.robomimic_parts,
-        robomimic.write_robomimic,
-        lambda place: [robomimic.locate(place)],
-        robomimic.keep_robomimic,
-        robomimic.robomimic_facts,
-        options=("obs", "filter"),
-    ),
-    # Last, and for every file: it is the one that can say what a file without data is.
-    Format(
-        "hdf5",
-        lambda place: not Path(place).is_dir(),
-        lambda place: [lambda: record_hdf5(place)],
-        write_hdf5,
-        lambda place: [Path(place)],
-        keep_hdf5,
-        hdf5_facts,
-        suffixes=SUFFIXES,
-    ),
-)
-
 
 EPISODES, WITHOUT = "episodes", "without"
 
@@ -126,19 +49,47 @@ def _split(source: Source) -> tuple[str, dict[str, str]]:
     return place, options
 
 
+def named_format(place: str) -> Format | None:
+    """The format that a prefix names."""
+    prefix, colon, _ = place.partition(":")
+    return FORMATS[prefix] if colon and prefix in FORMATS else None
+
+
+def candidates() -> Iterator[Format]:
+    """Ours, and then those of other packages, which are not imported for a source of ours."""
+    for name in FORMATS.ours:
+        yield FORMATS[name]
+    yield from (found for name, found in FORMATS.loaded().items() if name not in FORMATS.ours)
+
+
 def format_of(source: Source) -> Format:
     place, options = split_options(source)
-    for candidate in FORMATS:
-        if candidate.reads(place):
-            unknown = options.keys() - candidate.options
-            if unknown:
-                known = ", ".join(candidate.options) or "none"
-                raise InputError(f"{os.fspath(source)}: {min(unknown)}: no option of {candidate.name} data ({known})")
-            return candidate
-    raise InputError(
-        f"{os.fspath(source)}: a folder that holds no Minari dataset (data/metadata.json), no LeRobot dataset "
-        "(meta/info.json) and no .npz episodes"
-    )
+    found = named_format(place) or next((each for each in candidates() if each.reads(place)), None)
+    if found is None and Path(place).is_dir():
+        raise InputError(
+            f"{os.fspath(source)}: a folder that holds no Minari dataset (data/metadata.json), no LeRobot dataset "
+            "(meta/info.json) and no .npz episodes"
+        )
+    found = found or FORMATS["hdf5"]  # the one that can say what a file without data is
+    unknown = options.keys() - found.options
+    if unknown:
+        known = ", ".join(found.options) or "none"
+        raise InputError(f"{os.fspath(source)}: {min(unknown)}: no option of {found.name} data ({known})")
+    return found
+
+
+def format_to_write(target: str) -> Format:
+    suffix = Path(target).suffix.lower()
+    found = named_format(target) or next((each for each in candidates() if suffix in each.suffixes), None)
+    if found is None:
+        others = "".join(f", {name}:PLACE" for name in FORMATS if name not in FORMATS.ours)
+        raise InputError(
+            f"{target}: unknown format; name a .hdf5 file, robomimic:FILE, lerobot:FOLDER, npz:FOLDER{others} or "
+            "minari:ID"
+        )
+    if found.write is None:
+        raise InputError(f"{target}: {found.name} data are only read; write another format")
+    return found
 
 
 def parts_of(source: Source) -> Sequence[Part]:
@@ -151,7 +102,7 @@ def digest_source(source: Source) -> str:
     """A fingerprint of the bytes of a source's files, in order, and of its options. Files may be renamed."""
     place, options = _split(source)
     sha = hashlib.sha256(str(sorted(options.items())).encode())
-    for path in format_of(source).files(place):
+    for path in format_of(source).files_of(place):
         try:
             with open_regular(path) as file:
                 content = hashlib.file_digest(file, "sha256").digest()

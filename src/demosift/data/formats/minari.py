@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 
 from demosift.data.actions import stored_actions
 from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, one_line, open_hdf5
+from demosift.data.format import Format
 from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording, assemble, check_recording
@@ -353,3 +354,8 @@ def keep_minari(place: str, target: str, selection: Selection) -> None:
                 copy[f"episode_{new}"].attrs["id"] = new
         (temporary / "data" / "metadata.json").write_text(to_json(metadata, indent=2), encoding="utf-8")
     return None
+
+
+FORMAT = Format(
+    "minari", is_minari, lambda place: [lambda: record_minari(place)], write_minari, minari_files, keep_minari
+)

@@ -24,6 +24,7 @@ import numpy.lib.format as npy
 
 from demosift.data.actions import stored_actions
 from demosift.data.checks import check_claim, check_memory, check_numeric, one_line, recognise
+from demosift.data.format import Format
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows
 from demosift.data.selection import Run, Selection
@@ -192,3 +193,6 @@ def write_npz(dataset: Dataset, target: str) -> None:
                 arrays["origin"] = dataset.origin.code[rows]
             np.savez(folder / f"episode_{index:0{digits}d}.npz", allow_pickle=False, **arrays)
         write_sidecar(folder / SIDECAR, dataset)
+
+
+FORMAT = Format("npz", is_npz, npz_parts, write_npz, npz_files, keep_npz)

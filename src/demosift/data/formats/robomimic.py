@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, open_hdf5
+from demosift.data.format import Format
 from demosift.data.formats.hdf5.file import read_rows, text_of
 from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar, describe, observation_keys, parse_sidecar
@@ -337,3 +338,15 @@ def write_filter_key(place: str, target: str, name: str, selection: Selection, *
         copy_regular(path.resolve(), temporary)
         with h5py.File(temporary, "r+") as copy:
             copy.create_dataset(f"mask/{name}", data=np.array(kept, "S"))
+
+
+FORMAT = Format(
+    "robomimic",
+    is_robomimic,
+    robomimic_parts,
+    write_robomimic,
+    lambda place: [locate(place)],
+    keep_robomimic,
+    robomimic_facts,
+    options=("obs", "filter"),
+)

@@ -1,0 +1,1 @@
+"""What another package can add to demosift: see pyproject.toml for the names."""
