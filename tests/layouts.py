@@ -55,9 +55,9 @@ def robomimic_file(
                 for key in ("robot0_eef_pos", "object"):
                     demo[f"{group}/{key}"] = content[key][rows]
                 if images:
-                    demo.create_dataset(
-                        f"{group}/agentview_image", data=content["image"][rows], compression="gzip", chunks=(2, 4, 4, 3)
-                    )
+                    pictures = content["image"][rows]
+                    chunks = (2, *pictures.shape[1:])
+                    demo.create_dataset(f"{group}/agentview_image", data=pictures, compression="gzip", chunks=chunks)
         data.attrs["total"] = sum(len(content["actions"]) for content in episodes.values())
         file["mask/train"] = np.array([f"demo_{number}" for number in list(episodes)[:2]], "S")
     return path

@@ -18,7 +18,7 @@ ROOT = Path(demosift.__file__).parent
 ORDER: list[list[str]] = [
     ["errors", "types", "files", "processes", "progress", "registry"],
     ["data", "policy"],
-    ["simulation", "results"],
+    ["simulation", "results", "vision"],
     ["learning", "algorithms", "tasks"],
     ["report", "sift", "sac", "theory", "experiments"],
     ["bench", "cli"],
@@ -36,6 +36,7 @@ WITHOUT_JAX = {
     "policy",
     "simulation",
     "results",
+    "vision",
     "tasks",
     "report",
     "theory",

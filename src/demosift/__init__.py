@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from demosift.tasks.recipes import make_task
     from demosift.tasks.record import record
     from demosift.types import Bounds, Dataset, Demonstrations, EnvironmentSpec, InputError, Origin, Transitions
+    from demosift.vision.embedding import Cameras
 
     __version__: str
 
@@ -46,6 +47,7 @@ _HOMES = {
     "sift.method": ["Sift"],
     "sift.scoring": ["Scored", "score"],
     "learning.fit": ["fit", "weigh"],
+    "vision.embedding": ["Cameras"],
     "types": ["Bounds", "Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Origin", "Transitions"],
 }
 _HOME = {name: f"demosift.{home}" for home, names in _HOMES.items() for name in names}
@@ -60,6 +62,7 @@ __all__ = [
     "Batch",
     "Bounds",
     "Callback",
+    "Cameras",
     "Dataset",
     "DemoDICE",
     "Demonstrations",

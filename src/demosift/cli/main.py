@@ -256,6 +256,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--seed", type=int, default=0, help="random seed (default: 0)")
     add("--threshold", type=float, default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
     add_actions(sub)
+    add_features(sub)
 
     sub = verb("filter", "write the part of a dataset that its scores advise to keep")
     add = sub.add_argument
@@ -382,6 +383,21 @@ def add_actions(sub: Parser) -> None:
     outside = ["check", "clip", "rescale"]
     about = "what to do with actions outside [-1, 1] (default: check, which refuses them)"
     sub.add_argument("--actions", choices=outside, default=outside[0], help=about)
+
+
+def add_features(sub: Parser) -> None:
+    add = sub.add_argument_group(
+        "pictures", "what cameras show, as more columns of the state (docs/cameras.md)"
+    ).add_argument
+    add("--encoder", metavar="FILE.onnx", help="encoder of pictures: default, or an ONNX file of your own")
+    add("--cameras", nargs="+", metavar="NAME", help="cameras to use (default: all, if there is an encoder)")
+    add("--every", type=positive, metavar="N", help="embed every N-th picture (default: 5)")
+    add("--components", type=positive, metavar="K", help="most columns of each camera (default: 32)")
+    add("--image-size", type=positive, metavar="PIXELS", help="size of pictures for the encoder (default: 224)")
+    add("--cache", metavar="DIR", help="folder for embeddings (default: DEMOSIFT_CACHE, or ~/.cache/demosift)")
+    about = "features of your own instead: a .npy, .npz or .parquet file for each dataset (expert, supplementary, bad)"
+    add("--features", nargs="+", metavar="FILE", help=about)
+    add("--without-state", action="store_true", help="use pictures or features alone, without the state")
 
 
 def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
     from demosift.algorithms import Algorithm
+    from demosift.vision.embedding import Cameras
 
 Answer = tuple[dict[str, Any], str]  # for --json, and for a person
 
@@ -311,9 +312,27 @@ def run_score(options: argparse.Namespace) -> Answer:
         seed=options.seed,
         threshold=options.threshold,
         actions=options.actions,
+        features=features_of(options),
+        state=not options.without_state,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"
+
+
+def features_of(options: argparse.Namespace) -> "Cameras | list[str] | None":
+    """What the flags about pictures ask for; a flag that would do nothing is refused."""
+    from demosift.vision.embedding import Cameras
+
+    settings = {"names": options.cameras, "encoder": options.encoder, "every": options.every, "cache": options.cache}
+    settings |= {"components": options.components, "size": options.image_size}
+    given = {name: value for name, value in settings.items() if value is not None}
+    if options.features is not None:
+        if given:
+            raise InputError("score: give --features, or --encoder and --cameras, not both")
+        return options.features
+    if given and not (options.encoder or options.cameras):
+        raise InputError("score: flags about pictures need --encoder (default, or an ONNX file) or --cameras")
+    return Cameras(**given) if given else None
 
 
 def run_filter(options: argparse.Namespace) -> Answer:

@@ -1,4 +1,4 @@
-"""Differences between two files that are not behaviour: constants, units, clocks, rounding, repeats.
+"""Differences between two files that are not behaviour: constants, units, clocks, rounding, repeats, moved cameras.
 
 A discriminator uses whatever separates the expert's file from the supplementary one, and a column that was recorded in
 another way separates them perfectly. The weights then tell files apart, not who acted well. Each finding names the
@@ -6,12 +6,15 @@ column.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from demosift.data import RowSource
+from demosift.data.features import FeatureRows
 from demosift.report.statistics import probability_greater
 from demosift.sift.overlap import Sample
 
@@ -23,13 +26,17 @@ CLOCK_JITTER = 0.2  # largest deviation of a clock's ticks, over their mean
 REPEATED = 0.1  # share of repeated rows above which they are mentioned
 TOLD_BY_CLOCK = 0.9  # AUC of a clock alone; a clock that starts anew with every episode tells nothing
 SETS = ("expert", "supplementary")
+FEW_EPISODES, MOST_EPISODES = 5, 200  # of each set, whose starts are compared
+TOLD_BY_CAMERA = 0.98  # AUC of a camera in the first rows of episodes
+TOLD_BY_STATE = 0.9  # above it, episodes start differently, and pictures should show that
 
 
 class Finding(NamedTuple):
-    kind: str  # constant, units, clock, rounding, alone, repeats
+    kind: str  # constant, units, clock, rounding, alone, repeats, camera
     text: str
     column: int | None = None  # of the state; actions are not bookkeeping
     separates: bool = False  # whether it alone tells the files apart
+    width: int = 1  # how many columns it is about, from `column` on
 
 
 def find_artefacts(
@@ -39,8 +46,10 @@ def find_artefacts(
     expert, supplementary = samples
     names = column_names(sources[0])
     clocks = [clock_columns(source) for source in sources]
-    found = []
+    found = find_moved_cameras(sources)
     for column, name in enumerate(names):
+        if is_camera(sources[0], column):
+            continue
         values = expert.obs[:, column], supplementary.obs[:, column]
         goals = [settled(sample, column) for sample in samples]
         ticking = [whose for whose, clock in zip(SETS, clocks, strict=True) if clock[column]]
@@ -59,7 +68,9 @@ def find_artefacts(
 
 def separating_columns(found: Sequence[Finding], num_columns: int) -> Bool[np.ndarray, "columns"]:
     mask = np.zeros(num_columns, bool)
-    mask[[finding.column for finding in found if finding.separates and finding.column is not None]] = True
+    for finding in found:
+        if finding.separates and finding.column is not None:
+            mask[finding.column : finding.column + finding.width] = True
     return mask
 
 
@@ -69,6 +80,60 @@ def column_names(source: RowSource) -> list[str]:
     if keys is None or sum(keys.values()) != source.obs_dim:
         return [f"observation column {column}" for column in range(source.obs_dim)]
     return [f"observation {key} column {column}" for key, width in keys.items() for column in range(width)]
+
+
+def is_camera(source: RowSource, column: int) -> bool:
+    """Whether a column comes from pictures: it has no units, and its changes are not a recorder's."""
+    return isinstance(source, FeatureRows) and column >= source.obs_dim - source.features.shape[1]
+
+
+def find_moved_cameras(sources: tuple[RowSource, RowSource]) -> list[Finding]:
+    """Cameras that tell the files apart at the start of episodes, where states and actions do not.
+
+    A camera that was moved, the light or the background separate two days of recording perfectly and mean nothing.
+    Nobody has acted yet in the first row of an episode, so what its picture alone gives away is not behaviour.
+    """
+    expert, supplementary = sources
+    few = any(len(source.episode_starts) < FEW_EPISODES for source in sources)
+    if not isinstance(expert, FeatureRows) or not isinstance(supplementary, FeatureRows) or few:
+        return []
+    own = [first_rows(rows.rows) for rows in (expert, supplementary)]
+    if separation(*(np.concatenate(part, axis=1) for part in own)) > TOLD_BY_STATE:
+        return []
+    pictures = [first_rows(replace(rows, state=False))[0] for rows in (expert, supplementary)]
+    found, start = [], 0
+    for (name, width), columns in zip(expert.cameras.items(), expert.camera_columns.values(), strict=True):
+        auc = separation(*(part[:, start : start + width] for part in pictures))
+        start += width
+        if auc > TOLD_BY_CAMERA:
+            text = (
+                f"camera {name} tells the two files apart in the first picture of an episode (AUC {auc:.3f}), where "
+                "states and actions do not: was it moved, or the light or the background changed?"
+            )
+            found.append(Finding("camera", text, columns.start, True, width))
+    return found
+
+
+def first_rows(source: RowSource) -> tuple[Float[np.ndarray, "episodes obs"], Float[np.ndarray, "episodes action"]]:
+    """The first row of each episode, or of as many as are compared."""
+    starts = source.episode_starts
+    wanted = starts[np.linspace(0, len(starts) - 1, min(len(starts), MOST_EPISODES)).astype(int)]
+    obs, action = source.take(wanted)
+    return obs.astype(np.float64), action.astype(np.float64)
+
+
+def separation(expert: Float[np.ndarray, "e columns"], supplementary: Float[np.ndarray, "p columns"]) -> float:
+    """How well a linear rule that never saw a row tells which set it is from: AUC over parts left out in turn."""
+    parts = [np.arange(len(rows)) % FEW_EPISODES for rows in (expert, supplementary)]
+    rows = np.concatenate([expert, supplementary])
+    label = np.arange(len(rows)) < len(expert)
+    fold, value = np.concatenate(parts), np.empty(len(rows))
+    rows = (rows - rows.mean(axis=0)) / np.maximum(rows.std(axis=0), 1e-9)
+    for part in range(FEW_EPISODES):
+        left_out = fold == part
+        rule = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto", priors=[0.5, 0.5])
+        value[left_out] = rule.fit(rows[~left_out], label[~left_out]).decision_function(rows[left_out])
+    return probability_greater(value[label], value[~label])
 
 
 def judge_column(

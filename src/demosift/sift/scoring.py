@@ -8,7 +8,7 @@ row is at least as common in the expert's data as in the union.
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from jaxtyping import Float, Int
 from demosift.algorithms import facts
 from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, without_episodes
 from demosift.data.actions import ActionMode
+from demosift.data.features import FeatureRows
+from demosift.data.folds import hash_rows
 from demosift.data.formats import Source, chosen_episodes
 from demosift.data.normaliser import Normaliser
 from demosift.files import atomic_folder, provenance
@@ -42,6 +44,7 @@ from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, h
 from demosift.sift.training import Report
 from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
 from demosift.types import Dataset, InputError
+from demosift.vision.embedding import Cameras, Joiner, prepare_features
 
 SOURCES = ("expert", "supplementary")  # in the order of the rows
 
@@ -151,6 +154,8 @@ def score(
     seed: int = 0,
     threshold: float = THRESHOLD,
     actions: ActionMode = "check",
+    features: Cameras | Sequence[Any] | None = None,
+    state: bool = True,
     progress: bool | None = None,
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
@@ -162,13 +167,19 @@ def score(
     `scorer`: a registered name, or a scorer with settings of your own. `members`: how many independent estimates give
     the weight and its spread. `folds`: how many parts the rows are split into. With `out`, the folder is written. Rows
     that weigh at least `threshold` count as kept. `progress`: None shows a bar on a terminal.
+
+    `features`: `Cameras` adds what pictures show to the states; so does a file or an array of your own with a row for
+    each row of a dataset, one for each dataset in the order expert, supplementary, bad. With `state` False they take
+    the state's place.
     """
     _check_request(members, folds, seed, threshold)
     scorer = make_scorer(scorer) if isinstance(scorer, str) else scorer
     # From the start, so that a folder that exists is refused before any work.
     with nullcontext() if out is None else atomic_folder(out) as folder:
         watch = Stopwatch()
-        how = Request(scorer, members, folds, seed, threshold, actions, progress)
+        joiner = make_joiner(expert, supplementary, bad, features, state, progress)
+        watch.lap("features")
+        how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner)
         scored = _score(expert, supplementary, bad, how, watch)
         if folder is not None:
             scored.write(folder)
@@ -187,6 +198,22 @@ def _check_request(members: int, folds: int, seed: int, threshold: float) -> Non
         raise InputError(f"score: threshold: {threshold} is not a positive number")
 
 
+def make_joiner(
+    expert: Source | Dataset | None,
+    supplementary: Source | Dataset,
+    bad: Source | Dataset | None,
+    features: Cameras | Sequence[Any] | None,
+    state: bool,
+    progress: bool | None,
+) -> Joiner | None:
+    if features is None:
+        if not state:
+            raise InputError("score: without the state there must be features: cameras, or files of features")
+        return None
+    given = [source for source in (expert, supplementary, bad) if source is not None]
+    return prepare_features(given, features, state, progress)
+
+
 class Request(NamedTuple):
     """How to score."""
 
@@ -197,6 +224,18 @@ class Request(NamedTuple):
     threshold: float
     actions: ActionMode
     progress: bool | None
+    joiner: Joiner | None = None
+
+    def open_rows(self, source: Source | Dataset) -> RowSource:
+        return self.joined(source, open_rows(source, self.actions))
+
+    def open_pair(self, expert: Source | Dataset, supplementary: Source | Dataset) -> tuple[RowSource, RowSource]:
+        first, second = open_pair(expert, supplementary, self.actions)
+        return self.joined(expert, first), self.joined(supplementary, second)
+
+    def joined(self, source: Source | Dataset, rows: RowSource) -> RowSource:
+        """The rows with their features, if there are any."""
+        return rows if self.joiner is None else self.joiner.join(source, rows)
 
 
 class Union(NamedTuple):
@@ -267,15 +306,15 @@ def _score(
 ) -> Scored:
     agreement = None
     if expert is None:
-        whole = open_rows(supplementary, how.actions)
+        whole = how.open_rows(supplementary)
         expert, supplementary, agreement = stand_in(whole, supplementary, how.seed)
         watch.lap("agreement")
-    found = weigh_union(open_pair(expert, supplementary, how.actions), how, watch)
+    found = weigh_union(how.open_pair(expert, supplementary), how, watch)
     sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
     warnings = find_warnings(found)
     known_bad = None
     if bad is not None:
-        likeness = weigh_union(open_pair(bad, supplementary, how.actions), how, watch, " bad")
+        likeness = weigh_union(how.open_pair(bad, supplementary), how, watch, " bad")
         pile = likeness.weight[likeness.num_expert :]
         # No row gains by being unlike the bad ones: that a row is not bad does not make it good.
         factor = np.ones(len(weight))
@@ -300,6 +339,7 @@ def _score(
         "seed": how.seed,
         "threshold": how.threshold,
         "actions": how.actions,
+        **({} if how.joiner is None else {"features": dict(how.joiner.about)}),
         "pool_rows": {
             "expert": found.sample.num_expert,
             "supplementary": len(found.sample.obs) - found.sample.num_expert,
@@ -416,10 +456,14 @@ def find_warnings(union: Union) -> list[str]:
 
 
 def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -> dict[str, Any]:
-    in_memory = isinstance(given, Dataset)
+    in_memory, hashes = isinstance(given, Dataset), known.hashes
+    if isinstance(source, FeatureRows):  # what is described is the data, whatever was added to it
+        source = source.rows
+        if in_memory:
+            hashes = np.concatenate([hash_rows(*block) for block in source.blocks(BLOCK)])
     return {
         "path": source.source if in_memory else os.fspath(given),
-        "digest": hashlib.sha256(known.hashes.tobytes()).hexdigest() if in_memory else digest_source(given),
+        "digest": hashlib.sha256(hashes.tobytes()).hexdigest() if in_memory else digest_source(given),
         "rows": source.num_rows,
         "episodes": len(source.episode_ends),
         "obs_dim": source.obs_dim,

@@ -356,6 +356,19 @@ def keep_minari(place: str, target: str, selection: Selection) -> None:
     return None
 
 
+def find_pictures(place: str) -> tuple[Path, list[str]]:
+    """The HDF5 file of a dataset, and the observations in it of the episodes that `read_dataset` gives."""
+    data = _data_folder(place)
+    metadata = _read_metadata(place, data)
+    if metadata["data_format"] != "hdf5":
+        raise InputError(f"{place}: pictures are read from Minari data in HDF5, not in Arrow")
+    with open_hdf5(data / "main_data.hdf5") as file:
+        names = [f"episode_{index}" for index in range(metadata["total_episodes"])]
+        rewards = [find_hdf5(file, f"{name}/rewards") for name in names]
+        stepped = [array is not None and len(array) > 0 for array in rewards]
+    return data / "main_data.hdf5", [f"{name}/observations" for name, kept in zip(names, stepped, strict=True) if kept]
+
+
 FORMAT = Format(
     "minari", is_minari, lambda place: [lambda: record_minari(place)], write_minari, minari_files, keep_minari
 )

@@ -97,7 +97,7 @@ def list_frames(place: str, **options: str) -> tuple[np.ndarray, np.ndarray]:
     """
     names = ["episode_index", "frame_index", "index"]
     rows, indices, num_rows = [], [], 0
-    for shard, table, order, last, followed in _read_shards(place, names, **options):
+    for shard, table, order, last, followed in read_shards(place, names, **options):
         row = num_rows + np.cumsum(followed) - 1
         alone = ~followed & np.append(True, last[:-1])
         indices.append(np.stack([as_numbers(shard.path, key, table[key], 1)[order] for key in names], 1)[~alone])
@@ -106,7 +106,7 @@ def list_frames(place: str, **options: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(indices), np.concatenate(rows)
 
 
-def _read_shards(
+def read_shards(
     place: str, columns: list[str] | None = None, /, **options: str
 ) -> Iterator[tuple[Shard, pa.Table, np.ndarray, np.ndarray, np.ndarray]]:
     """Each shard with its table, the order of its rows, which of these end an episode, and whose successor is known."""
@@ -128,7 +128,7 @@ def _copy_rest(info: Info, root: Path) -> None:
 
 
 def _write_version_3(info: Info, root: Path, stretches: Stretches) -> Written:
-    old = _read_episodes(info)
+    old = read_episodes(info)
     rows, stats = [], []
     files: list[list[pa.Table]] = [[]]
     features, num_frames = info.features, 0
@@ -159,7 +159,7 @@ def _write_file(root: Path, info: Info, number: int, tables: list[pa.Table]) -> 
     write_table(pa.concat_tables(tables), root / DATA_PATH.format(chunk_index=chunk, file_index=file))
 
 
-def _read_episodes(info: Info) -> dict[int, Row]:
+def read_episodes(info: Info) -> dict[int, Row]:
     """The metadata that version 3 keeps about each episode."""
     rows: dict[int, Row] = {}
     for path in sorted((info.root / "meta" / "episodes").glob("*/*.parquet")):
@@ -274,7 +274,7 @@ def _stretches(place: str, info: Info, selection: Selection, **options: str) -> 
     runs = selection.runs()
     run = next(runs, None)
     episode = index = number = 0
-    for shard, table, order, last, followed in _read_shards(place, **options):
+    for shard, table, order, last, followed in read_shards(place, **options):
         starts = np.concatenate([[0], np.flatnonzero(last)[:-1] + 1])
         for source, start, end in zip(shard.episodes, starts, np.flatnonzero(last) + 1, strict=True):
             if not followed[start:end].any():
