@@ -176,6 +176,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             path.unlink()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def details(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the command line's last net leaves its files, also in processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("details")
+        patch.setenv("DEMOSIFT_DETAILS", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def no_defects(details: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The last net is for defects: a test in which something fell into it fails, unless it is marked `defect`."""
+    yield
+    found = [(path, path.read_text()) for path in details.iterdir()]
+    for path, _ in found:
+        path.unlink()
+    if found and not request.node.get_closest_marker("defect"):
+        pytest.fail(f"an internal error of the command line:\n{found[0][1]}", pytrace=False)
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """SIGINT interrupts the test and the processes it starts, also in a background job, where a shell ignores it."""

@@ -54,7 +54,7 @@ def test_a_missed_target_is_marked(minutes: float, shown: str):
     [
         (["--envs", "magic"], "unknown environment 'magic'"),
         (["--out", "recipe.txt"], "are a .json file"),
-        (["--ensemble", "0"], "not a positive number"),
+        (["--ensemble", "0"], "argument --ensemble: '0' is not a whole number from 1 to 1,000"),
     ],
 )
 def test_bad_requests_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]):

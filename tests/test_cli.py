@@ -225,7 +225,7 @@ def test_interrupt_exits_130_and_leaves_no_process(task: Path, tmp_path: Path):
         (["train", "wbcu", "--expert", "E", "--out", "x"], "needs a supplementary dataset"),
         (["train", "bc", "--expert", "nothing.hdf5", "--out", "x"], "nothing.hdf5"),
         (["train", "bc", "--expert", "E", "--env", "ant", "--out", "x"], "has 11 observations and 3 actions"),
-        (["train", "bc", "--expert", "E", "--iterations", "0", "--out", "x"], "not a positive number"),
+        (["train", "bc", "--expert", "E", "--iterations", "0", "--out", "x"], "'0' is not a whole number from 1 to"),
         (["train", "bc", "--task", "hopper/noisy-expert", "--expert", "E", "--out", "x"], "not both"),
         (["train", "bc", "--expert", "pickle.hdf5", "--out", "x"], "pickle"),
         (["task", "hopper/sunny", "--out", "x"], "unknown task"),

@@ -429,8 +429,8 @@ def test_time_limit_cuts_a_run_into_pieces(tmp_path):
         (["own_environments:Image-v0"], {}, "observation space"),
         (["hopper", "Hopper-v5"], {}, "different environments"),
         ([], {}, "different environments"),
-        (["hopper"], {"seeds": (1, 1)}, "different seeds"),
-        (["hopper"], {"seeds": (-1,)}, "none negative"),
+        (["hopper"], {"seeds": (1, 1)}, "seeds: 1 is given twice"),
+        (["hopper"], {"seeds": (-1,)}, "seeds: -1 is not a whole number from 0"),
         (["hopper"], {"steps": 0}, "steps"),
         (["hopper"], {"schedule": Schedule(evaluate_every=0)}, "evaluate_every"),
     ],
@@ -491,6 +491,6 @@ def test_target_entropies_of_the_command_line():
     assert target_entropies(["-1"], envs) == {"hopper": [-1], "ant": [-1]}
     assert target_entropies(["hopper=-2", "hopper=-3"], envs) == {"hopper": [-2, -3], "ant": [-1]}
     assert target_entropies(["-0.5", "ant=-2"], envs) == {"hopper": [-0.5], "ant": [-2]}
-    for text, match in (("walker2d=-1", "is none of the environments"), ("hopper=x", "VALUE a number")):
+    for text, match in (("walker2d=-1", "is none of the environments"), ("hopper=x", "'x' is not a number")):
         with pytest.raises(InputError, match=match):
             target_entropies([text], envs)

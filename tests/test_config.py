@@ -147,7 +147,7 @@ def test_a_recipe_on_the_command_line_wins(place: Path):
         ("seeds = 'three'", "seeds: must be a whole number, not 'three'"),
         ("seeds = true", "seeds: must be a whole number, not True"),
         ("seeds = 1.5", "seeds: must be a whole number, not 1.5"),
-        ("seeds = 0", "seeds: 0 is not a positive number"),
+        ("seeds = 0", "seeds: '0' is not a whole number from 1 to 1,000"),
         ("seeds = [1, 2]", "seeds: must be a whole number, not [1, 2]"),
         ("learning-rate = '1e-3'", "learning-rate: must be a number, not '1e-3'"),
         ("gradient-penalty = []", "gradient-penalty: needs at least one value"),

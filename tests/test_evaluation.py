@@ -140,5 +140,5 @@ def test_a_misfit_is_refused(policy):
         evaluate(policy, "hopper")
     with pytest.raises(InputError, match="which environment"):
         evaluate(make_policy())
-    with pytest.raises(InputError, match="0 episodes"):
+    with pytest.raises(InputError, match="episodes: 0 is not"):
         evaluate(policy, episodes=0)

@@ -305,9 +305,9 @@ def test_nothing_changes_without_it():
 @pytest.mark.parametrize(
     ("share", "data", "message"),
     [
-        (0.0, demonstrations(), "must be a share above 0 and at most 0.5, not 0.0"),
-        (0.6, demonstrations(), "must be a share above 0 and at most 0.5, not 0.6"),
-        (float("nan"), demonstrations(), "must be a share above 0"),
+        (0.0, demonstrations(), "held_out: 0.0 is not a number above 0, at most 0.5"),
+        (0.6, demonstrations(), "held_out: 0.6 is not"),
+        (float("nan"), demonstrations(), "held_out: nan is not"),
         (0.1, demonstrations(), "held_out leaves out 12 rows of the expert, and 20 are needed"),
         (0.5, Demonstrations(random_dataset(0, 6), random_dataset(1, 60)), "leaves out 3 rows"),
     ],
@@ -319,7 +319,7 @@ def test_refusals(share: float, data: Demonstrations, message: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"held_out": None}, "patience: needs held_out"), ({"patience": 0}, "at least 1")]
+    ("changes", "message"), [({"held_out": None}, "patience: needs held_out"), ({"patience": 0}, "patience: 0 is not")]
 )
 def test_patience_needs_something_to_wait_for(changes: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):

@@ -16,7 +16,7 @@ ROOT = Path(demosift.__file__).parent
 
 # Six levels. A room may import itself and every room before it: on the levels above, and to its left on its own.
 ORDER: list[list[str]] = [
-    ["errors", "types", "files", "processes", "progress", "registry"],
+    ["errors", "ranges", "types", "files", "processes", "progress", "registry"],
     ["data", "policy"],
     ["simulation", "results", "vision"],
     ["learning", "algorithms", "tasks"],
@@ -27,6 +27,7 @@ PLACE = {room: place for place, room in enumerate(room for level in ORDER for ro
 NEW_ROOM = "a new room: give it its place in ORDER"
 WITHOUT_JAX = {
     "errors",
+    "ranges",
     "types",
     "files",
     "processes",

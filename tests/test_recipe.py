@@ -142,8 +142,8 @@ def test_every_method_takes_the_recipe(name: str):
         ({"cloner": Cloner("squared", -1.0)}, {}, "continuous", "the squared error has no standard deviation"),
         ({"cloner": SQUARED}, {}, "discrete", "discrete actions are cloned by cross-entropy"),
         ({"cloner": Cloner(average=1.0)}, {}, "continuous", "average: must be at least 0 and below 1"),
-        ({"cloner": Cloner(decay=-1.0)}, {}, "continuous", "decay: must be a number that is not negative"),
-        ({}, {"ensemble": 0}, "continuous", "an ensemble is one network or more, not 0"),
+        ({"cloner": Cloner(decay=-1.0)}, {}, "continuous", "decay: -1.0 is not a number from 0 up"),
+        ({}, {"ensemble": 0}, "continuous", "ensemble: 0 is not a whole number from 1"),
     ],
 )
 def test_contradictions_are_refused(

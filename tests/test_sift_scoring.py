@@ -303,9 +303,9 @@ def test_bad_files_are_refused_in_one_line(case: str, tmp_path: Path, capsys: py
     ("options", "expected"),
     [
         (["--scorer", "oracle"], "'oracle' is unknown"),
-        (["--folds", "1"], "folds: 1 is not between 2 and 100"),
-        (["--seed", "-1"], "seed: -1"),
-        (["--threshold", "0"], "threshold: 0.0 is not a positive number"),
+        (["--folds", "1"], "folds: '1' is not a whole number from 2 to 100"),
+        (["--seed", "-1"], "seed: '-1'"),
+        (["--threshold", "0"], "threshold: '0' is not a number above 0"),
     ],
 )
 def test_bad_requests_are_refused(

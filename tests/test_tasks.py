@@ -238,7 +238,7 @@ def test_record(tmp_path: Path):
     starts = dataset.transitions.obs[[0, 200]]
     more = record(policy, 3, seed=4, num_workers=1)
     assert np.array_equal(more.transitions.obs[[0, 200]], starts)
-    with pytest.raises(InputError, match="0 episodes"):
+    with pytest.raises(InputError, match="episodes: 0 is not"):
         record(policy, 0)
     with pytest.raises(InputError, match="which environment"):
         record(replace(policy, environment=None), 1)

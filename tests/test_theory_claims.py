@@ -200,9 +200,9 @@ def test_the_command_runs_every_claim(tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "message"),
     [
         (["--claims", "no-such-claim"], "no claim is named 'no-such-claim'; there are binomial-lemma, "),
-        (["--scale", "0"], "the scale 0.0 is not a positive number"),
-        (["--scale", "nan"], "the scale nan is not a positive number"),
-        (["--seed", "-1"], "the seed -1 is negative"),
+        (["--scale", "0"], "scale: '0' is not a number above 0, at most 1,000"),
+        (["--scale", "nan"], "scale: 'nan' is not a number"),
+        (["--seed", "-1"], "seed: '-1' is not a whole number"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

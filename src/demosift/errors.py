@@ -1,4 +1,4 @@
-"""What went wrong, apart from the types that need NumPy: the command line answers without it where it can."""
+"""What went wrong and how it may be shown, without NumPy: the command line answers without it where it can."""
 
 
 class InputError(Exception):
@@ -6,3 +6,8 @@ class InputError(Exception):
 
     The message is one line that says what and where; the command line exits with 2.
     """
+
+
+def printable(text: str) -> str:
+    """The text with control, direction and surrogate characters escaped: they rewrite screens and reorder pages."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

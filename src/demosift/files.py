@@ -186,7 +186,7 @@ def _workshop(path: Path) -> Iterator[Path]:
 
     What a killed process left there is removed first, and nothing is left there in the end.
     """
-    if not path.name:
+    if path.name in ("", ".."):
         raise InputError(f"{path}: has no name of its own, cannot write there")
     folder = path.with_name(f".{path.name}{PARTIAL}")
     with system_errors_named(path, FULL + _FORBIDDEN):
@@ -465,6 +465,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def expanded(path: str) -> Path:
+    """The path, with the home folder in place of `~`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no HOME and nobody of that name
+        raise InputError(f"{path}: whose home folder is not known; write the path in full") from None
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:

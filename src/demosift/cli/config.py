@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from demosift.cli.flags import not_empty, within
 from demosift.cli.parsers import flags
 from demosift.errors import InputError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 PATHS = ("expert", "supplementary", "scores", "replay", "out", "tensorboard")
 WHICH_DATA = ("task", "expert", "supplementary", "scores", "actions", "pool", "disjoint", "replay")
 # Not repeated: where it went, and what does not change a run. The recipe is told by the settings that it names.
-UNTOLD = ("out", "resume", "json", "tensorboard", "wandb", "recipe")
+UNTOLD = ("out", "resume", "json", "debug", "tensorboard", "wandb", "recipe")
 COMMENT = (
     "What demosift train was asked to do. To repeat it: demosift train --from FOLDER_OF_THIS_FILE --out NEW_FOLDER"
 )
@@ -139,14 +140,13 @@ def read_value(action: argparse.Action, value: Any, where: str) -> Any:
 
 
 def read_one(action: argparse.Action, value: Any, where: str) -> Any:
-    kinds, name = {None: (str, "text"), str: (str, "text"), float: (int | float, "a number")}.get(
-        action.type,  # type: ignore[arg-type]
-        (int, "a whole number"),
-    )
+    kinds, name = (str, "text")
+    if isinstance(action.type, within):
+        kinds, name = (int, "a whole number") if action.type.allowed.whole else (int | float, "a number")
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise InputError(f"{where}: must be {name}, not {reprlib.repr(value)}")
     try:
-        read = value if action.type is None else action.type(str(value))  # type: ignore[operator]
+        read = (action.type or not_empty)(str(value))  # type: ignore[operator]
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise InputError(f"{where}: {error}") from None
     if action.choices is not None and read not in action.choices:

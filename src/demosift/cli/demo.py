@@ -56,7 +56,7 @@ def run(out: Path, seeds: int, iterations: int) -> tuple[dict[str, Any], str]:
     write_weights(out, {two_stage.name: histogram(found, data), Sift.name: histogram(scored, data)})
     page = write_report(out, facts())
     table = result_table(out, facts())
-    console = Console(width=100)
+    console = Console(width=100, color_system=None)
     with console.capture() as captured:
         for part in rich_tables(table):
             console.print(part)

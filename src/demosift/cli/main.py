@@ -1,12 +1,11 @@
 """The command line: `demosift VERB ...`.
 
 Every verb prints text for people or, with `--json`, one JSON object. Bad input gives one line on stderr and exit
-code 2; Ctrl-C gives 130 and SIGTERM 143. The flags of an algorithm are the fields of its dataclass, and several values
+code 2; `ending.py` has the other codes. The flags of an algorithm are the fields of its dataclass, and several values
 make several members. What takes long to import is imported by `main`.
 """
 
 import argparse
-import errno
 import json
 import os
 import signal
@@ -18,10 +17,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from demosift.cli.ending import ENDINGS, explain, say, streams
+from demosift.cli.flags import Parser, within
 from demosift.cli.parsers import subcommands
-from demosift.errors import InputError
+from demosift.errors import printable
+from demosift.ranges import (
+    EPISODES,
+    FOLDS,
+    HALF,
+    MEMBER,
+    MEMBERS,
+    NOT_NEGATIVE,
+    POOL,
+    POSITIVE,
+    PROCESSES,
+    ROWS,
+    SCALE,
+    SECONDS,
+    SEED,
+    SHARE,
+    STEPS,
+    STEPS_OR_NEVER,
+    UNIT,
+    Range,
+)
 
-ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 DEFAULT_ALGORITHM = "sift"
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
     "alpha": "alpha of the method's paper",
@@ -50,13 +70,6 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line that says where to find help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (try {self.prog} --help)\n")
-
-
 class Version(argparse.Action):
     """argparse's own would look the version up for every command."""
 
@@ -69,34 +82,30 @@ class Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with ending_signals() as heard:
-        try:
+    heard: list[signal.Signals] = []
+    try:
+        with ending_signals() as heard, streams():
             return answer(arguments)
-        except KeyboardInterrupt:
-            number = heard[0] if heard else signal.SIGINT
-        except Exception:
-            if not heard:
-                raise
-            number = heard[0]  # an import or a library that was interrupted may fail in ways of its own
-    return fail(ENDINGS[number], 128 + number)
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        # An import or a library that was interrupted may fail in ways of its own.
+        return explain(error, debug="--debug" in arguments, heard=heard[0] if heard else None)
 
 
 def answer(arguments: list[str]) -> int:
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(f"demosift: warning: {message}", file=sys.stderr)
-            options = parse(arguments)
-            from demosift.cli import verbs  # not before: --help needs nothing that it imports
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
+        options = parse(arguments)
+        from demosift.cli import verbs  # not before: --help needs nothing that it imports
+        from demosift.files import plain
 
-            result, text = getattr(verbs, f"run_{options.verb}")(options)
-        print(json.dumps(result, sort_keys=True) if options.json else text)
-        return options.exit_code(result)
-    except InputError as error:
-        return fail(str(error), 2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
-        return fail(f"{error.filename or 'output'}: {error.strerror}", 2)
+        result, text = getattr(verbs, f"run_{options.verb}")(options)
+    if options.json:
+        print(json.dumps(plain(result), sort_keys=True))
+    else:
+        print("\n".join(map(printable, text.split("\n"))))
+    return options.exit_code(result)
 
 
 @contextmanager
@@ -136,11 +145,6 @@ def ending_signals() -> Iterator[list[signal.Signals]]:
         sys.unraisablehook, threading.excepthook = hooks
 
 
-def fail(message: str, code: int) -> int:
-    print(f"demosift: {' '.join(message.split())}", file=sys.stderr)
-    return code
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options: what the command line says, then what a configuration file says, then the defaults."""
     if arguments[:1] != ["train"]:
@@ -169,7 +173,7 @@ def with_algorithm(arguments: Sequence[str], default: str = DEFAULT_ALGORITHM) -
 
 def first_word(arguments: Sequence[str]) -> str | None:
     """What follows the verb."""
-    return next((word for word in arguments[1:] if word != "--json"), None)
+    return next((word for word in arguments[1:] if word not in ("--json", "--debug")), None)
 
 
 def make_parser(arguments: Sequence[str]) -> Parser:
@@ -180,7 +184,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     def verb(name: str, about: str) -> Parser:
         """Its parser; `run_NAME` in `verbs.py` is what it does."""
         sub = subparsers.add_parser(name, help=about, description=about)
-        sub.add_argument("--json", action="store_true", help="print the result as one JSON object")
+        add_output(sub)
         sub.set_defaults(exit_code=lambda result: 0)
         return sub
 
@@ -188,35 +192,35 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub = verb("demo", about)
     add = sub.add_argument
     add("--out", default="demo", help="folder for the runs and report.html (default: demo)")
-    add("--seeds", type=positive, default=3, help="number of seeds for each method (default: 3)")
+    add("--seeds", type=within(MEMBERS), default=3, help="number of seeds for each method (default: 3)")
     about = "training iterations of sift; the others have a quarter (default: enough for about three minutes in all)"
-    add("--iterations", type=positive, help=about)
+    add("--iterations", type=within(STEPS), help=about)
 
     sub = verb("collect", "train SAC and keep an expert, a medium policy and the replay")
     add = sub.add_argument
     add("env", nargs="+", help="a short name such as hopper, or a Gymnasium id; several train together")
     add("--out", required=True, help="folder to write; several environments get a subfolder each")
-    add("--steps", type=positive, default=1_000_000, help="environment steps per agent (default: 1000000)")
-    add("--seed", type=int, default=0, help="the first seed (default: 0)")
-    add("--seeds", type=positive, default=1, help="agents per environment; the best is kept (default: 1)")
-    add("--evaluate-every", type=positive, default=10_000, help="steps between evaluations (default: 10000)")
-    add("--episodes", type=positive, default=10, help="episodes per evaluation (default: 10)")
+    add("--steps", type=within(STEPS), default=1_000_000, help="environment steps per agent (default: 1000000)")
+    add("--seed", type=within(SEED), default=0, help="the first seed (default: 0)")
+    add("--seeds", type=within(MEMBERS), default=1, help="agents per environment; the best is kept (default: 1)")
+    add("--evaluate-every", type=within(STEPS), default=10_000, help="steps between evaluations (default: 10000)")
+    add("--episodes", type=within(EPISODES), default=10, help="episodes per evaluation (default: 10)")
     about = "discount factor; several values train more agents (default: 0.99)"
-    add("--discount", type=float, nargs="+", default=[0.99], help=about)
+    add("--discount", type=within(UNIT), nargs="+", default=[0.99], help=about)
     about = "target entropy per action dimension; several values train more agents, and ENV=VALUE sets it for one "
     about += "environment (default: -1)"
     add("--target-entropy", nargs="+", default=["-1"], metavar="VALUE", help=about)
     add("--resume", action="store_true", help="continue from the folder's checkpoint")
-    add("--checkpoint-seconds", type=float, default=30.0, help="time between checkpoints (default: 30)")
+    add("--checkpoint-seconds", type=within(SECONDS), default=30.0, help="time between checkpoints (default: 30)")
     add("--keep-checkpoint", action="store_true", help="keep the checkpoint, so that training can continue")
-    add("--time-limit", type=float, metavar="SECONDS", help="write a checkpoint and stop after this time")
+    add("--time-limit", type=within(SECONDS), metavar="SECONDS", help="write a checkpoint and stop after this time")
 
     sub = verb("record", "run a policy in its environment and write the episodes to a file")
     add = sub.add_argument
     add_policy(sub)
     add("--out", required=True, help="the file to write (.hdf5), or minari:ID")
-    add("--episodes", type=positive, default=10, help="number of episodes (default: 10)")
-    add("--seed", type=int, default=0, help="seed of the episodes (default: 0)")
+    add("--episodes", type=within(EPISODES), default=10, help="number of episodes (default: 10)")
+    add("--seed", type=within(SEED), default=0, help="seed of the episodes (default: 0)")
 
     sub = verb("task", "write a task's expert.hdf5 and supplementary.hdf5")
     add = sub.add_argument
@@ -224,8 +228,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     about += "program that solves it, such as metaworld-push, ogbench-cube-single or babyai-goto: ENV/mixed"
     add("task", help=about)
     add("--out", required=True, help="folder to write")
-    add("--seed", type=int, default=0, help="seed of the draw (default: 0)")
-    add("--episodes", type=positive, default=200, help="ENV/mixed: episodes of the pile (default: 200)")
+    add("--seed", type=within(SEED), default=0, help="seed of the draw (default: 0)")
+    add("--episodes", type=within(EPISODES), default=200, help="ENV/mixed: episodes of the pile (default: 200)")
     add_recipe(sub)
 
     train = verb("train", f"train a policy with {DEFAULT_ALGORITHM}, or with the algorithm you name")
@@ -235,8 +239,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub = verb("evaluate", "measure a policy's returns and normalised scores, member by member")
     add = sub.add_argument
     add_policy(sub)
-    add("--episodes", type=positive, default=10, help="episodes per member (default: 10)")
-    add("--seed", type=int, default=0, help="seed of the episodes (default: 0)")
+    add("--episodes", type=within(EPISODES), default=10, help="episodes per member (default: 10)")
+    add("--seed", type=within(SEED), default=0, help="seed of the episodes (default: 0)")
 
     sub = verb("score", "weigh every sample by how much it is worth imitating, from files alone")
     add = sub.add_argument
@@ -251,10 +255,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--bad-episodes", metavar="LIST", help="the dataset's episodes that are known to be bad")
     add("--out", required=True, help="folder for the scores and report.html")
     add("--scorer", default="contrast", metavar="NAME", help="a scorer of docs/sift.md (default: contrast)")
-    add("--members", type=positive, default=3, help="independent estimates of each weight (default: 3)")
-    add("--folds", type=positive, default=5, help="number of parts to leave out of training in turn (default: 5)")
-    add("--seed", type=int, default=0, help="random seed (default: 0)")
-    add("--threshold", type=float, default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
+    add("--members", type=within(MEMBERS), default=3, help="independent estimates of each weight (default: 3)")
+    add("--folds", type=within(FOLDS), default=5, help="number of parts to leave out of training in turn (default: 5)")
+    add("--seed", type=within(SEED), default=0, help="random seed (default: 0)")
+    add("--threshold", type=within(POSITIVE), default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
     add_actions(sub)
     add_features(sub)
 
@@ -263,9 +267,11 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("data", help="the data that were scored: a file, a folder or minari:ID")
     add("--scores", required=True, metavar="DIR", help="folder that score wrote")
     add("--out", required=True, help="where to write; a prefix such as minari: changes the format")
-    add("--threshold", type=float, help="keep rows that weigh at least this (default: the threshold of score)")
-    add("--top", type=float, metavar="SHARE", help="keep this share of the rows, the heaviest first")
-    add("--episodes", type=float, metavar="N", help="keep the N best episodes, or below 1 that share of them")
+    about = "keep rows that weigh at least this (default: the threshold of score)"
+    add("--threshold", type=within(POSITIVE), help=about)
+    add("--top", type=within(SHARE), metavar="SHARE", help="keep this share of the rows, the heaviest first")
+    about = "keep the N best episodes, or below 1 that share of them"
+    add("--episodes", type=within(POSITIVE), metavar="N", help=about)
     add("--frames", action="store_true", help="cut idle starts and ends, and stretches that weigh little")
     add("--decisions", metavar="FILE", help="keep and drop the episodes that a person decided about on the page")
     add("--filter-key", metavar="NAME", help="write a copy of a robomimic file with this filter key instead")
@@ -288,10 +294,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     sub = verb("theory", "check the paper's claims by computation; exits with 1 if one is refuted")
     add = sub.add_argument
     add("--out", required=True, help="folder for index.html, theory.json and figures/")
-    add("--seed", type=int, default=0, help="seed of the random instances (default: 0)")
-    add("--scale", type=float, default=1.0, help="number of instances, as a multiple of the usual (default: 1)")
+    add("--seed", type=within(SEED), default=0, help="seed of the random instances (default: 0)")
+    add("--scale", type=within(SCALE), default=1.0, help="number of instances, as a multiple of the usual (default: 1)")
     add("--claims", nargs="+", metavar="NAME", default=[], help="claims to check (default: all)")
-    add("--processes", type=positive, default=2, help="number of processes (default: 2)")
+    add("--processes", type=within(PROCESSES), default=2, help="number of processes (default: 2)")
     sub.set_defaults(exit_code=lambda result: 1 if result["refuted"] else 0)
 
     sub = verb("report", "write the tables, figures and page of the results or runs in a folder")
@@ -305,20 +311,20 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--measures", nargs="+", metavar="NAME", help="scores: any of noisy-expert, haystack, full-replay")
     add("--scorers", nargs="+", metavar="NAME", help="scores: scorers to compare (default: all)")
     add("--envs", nargs="+", metavar="ENV", help="scores, recipe: environments (default: all four)")
-    add("--seeds", type=positive, default=3, help="scores: number of draws of each task (default: 3)")
+    add("--seeds", type=within(MEMBERS), default=3, help="scores: number of draws of each task (default: 3)")
     add("--replay", metavar="DIR", help="scores: folder in which collect wrote each environment")
-    add("--seed", type=int, default=10, help="recipe: seed of the data (default: 10)")
-    add("--iterations", type=positive, help="recipe: iterations of sift and of plain BC (default: 25000 each)")
+    add("--seed", type=within(SEED), default=10, help="recipe: seed of the data (default: 10)")
+    add("--iterations", type=within(STEPS), help="recipe: iterations of sift and of plain BC (default: 25000 each)")
     about = "recipe: networks that act as one policy (default: 5 1, one after the other)"
-    add("--ensemble", type=positive, nargs="+", default=[5, 1], metavar="K", help=about)
+    add("--ensemble", type=within(MEMBERS), nargs="+", default=[5, 1], metavar="K", help=about)
     about = "scores, scale, recipe: file for the results, with tables beside it; scores found there are not measured "
     about += "again"
     add("--out", metavar="FILE.json", help=about)
-    add("--rows", type=positive, nargs="+", help="scale: rows of the supplementary set (default: 100k, 1M, 20M)")
+    add("--rows", type=within(ROWS), nargs="+", help="scale: rows of the supplementary set (default: 100k, 1M, 20M)")
     about = "speed: numbers of members (default: 1 5 20)"
-    add("--members", type=positive, nargs="+", default=[1, 5, 20], help=about)
+    add("--members", type=within(MEMBERS), nargs="+", default=[1, 5, 20], help=about)
     add("--algorithms", nargs="+", metavar="NAME", help="speed: algorithms to measure (default: all)")
-    add("--seconds", type=float, default=2.0, help="speed: seconds for each measurement (default: 2)")
+    add("--seconds", type=within(SECONDS), default=2.0, help="speed: seconds for each measurement (default: 2)")
     add_precision(sub)
     add("--collect", action="store_true", help="speed: also measure the loop of collect")
 
@@ -327,14 +333,20 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     return parser
 
 
+def add_output(sub: Parser) -> None:
+    sub.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
 def add_policy(sub: Parser) -> None:
     sub.add_argument("policy", help="a run folder, a .safetensors file, or expert, medium or random with --env")
     sub.add_argument("--env", help="the environment (default: the one stored with the policy)")
-    sub.add_argument("--member", type=int, help="member of a run folder (default: all; the first to record or export)")
+    about = "member of a run folder (default: all; the first to record or export)"
+    sub.add_argument("--member", type=within(MEMBER), help=about)
 
 
 def add_recipe(sub: Parser) -> None:
-    sub.add_argument("--pool", type=positive, default=20, help="expert trajectories to draw from (default: 20)")
+    sub.add_argument("--pool", type=within(POOL), default=20, help="expert trajectories to draw from (default: 20)")
     about = "draw no trajectory twice, unlike the paper's code"
     sub.add_argument("--disjoint", action=argparse.BooleanOptionalAction, default=False, help=about)
     sub.add_argument("--replay", metavar="DIR", help="folder that collect wrote; full-replay needs it")
@@ -343,33 +355,33 @@ def add_recipe(sub: Parser) -> None:
 def add_grid(sub: Parser) -> None:
     add = sub.add_argument
     add("--envs", nargs="+", metavar="ENV", help="environments (default: hopper walker2d halfcheetah ant)")
-    add("--seeds", type=positive, default=5, help="number of seeds (default: 5)")
-    add("--seed", type=int, default=0, help="the first seed (default: 0)")
-    add("--iterations", type=positive, default=1_000_000, help="iterations of each run (default: 1000000)")
+    add("--seeds", type=within(MEMBERS), default=5, help="number of seeds (default: 5)")
+    add("--seed", type=within(SEED), default=0, help="the first seed (default: 0)")
+    add("--iterations", type=within(STEPS), default=1_000_000, help="iterations of each run (default: 1000000)")
     about = "iterations between evaluations (default: 10000, or less for at least four evaluations)"
-    add("--evaluate-every", type=positive, help=about)
+    add("--evaluate-every", type=within(STEPS), help=about)
     about = "episodes of each evaluation that the tables use (default: 10)"
-    add("--episodes", type=positive, default=10, help=about)
-    add("--early-episodes", type=positive, default=2, help="episodes of earlier evaluations (default: 2)")
+    add("--episodes", type=within(EPISODES), default=10, help=about)
+    add("--early-episodes", type=within(EPISODES), default=2, help="episodes of earlier evaluations (default: 2)")
     about = "methods to run (default: bc demodice dwbc nbcu wbcu, and oracle on noisy-expert)"
     add("--methods", nargs="+", metavar="NAME", help=about)
     about = "gradient penalties of demodice and wbcu (default: 0 1 10)"
-    add("--gradient-penalties", type=float, nargs="+", help=about)
+    add("--gradient-penalties", type=within(NOT_NEGATIVE), nargs="+", help=about)
     about = "change a setting of every algorithm that has it, or of one with ALGORITHM.NAME=VALUE"
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
     about = "networks that act as one policy (default: one; five for sift)"
-    add("--ensemble", type=positive, metavar="K", help=about)
+    add("--ensemble", type=within(MEMBERS), metavar="K", help=about)
     add_named_recipe(sub)
     add("--add", action="store_true", help="keep the grid in --out as it is and add this one to its tables")
     add_precision(sub)
     about = "write a checkpoint and stop after this time; the same command continues"
-    add("--time-limit", type=float, metavar="SECONDS", help=about)
-    add("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints (default: 60)")
+    add("--time-limit", type=within(SECONDS), metavar="SECONDS", help=about)
+    add("--checkpoint-seconds", type=within(SECONDS), default=60.0, help="time between checkpoints (default: 60)")
     add("--engine", choices=["local", "ray"], default="local", help="where to run (default: local)")
     add("--address", help="address of a Ray cluster (default: a cluster on this machine)")
     about = "most members in one program (default: all that share shapes; 60 on a GPU)"
-    add("--max-members", type=positive, help=about)
-    add("--workers", type=positive, help="number of simulating processes (default: one per core)")
+    add("--max-members", type=within(MEMBERS), help=about)
+    add("--workers", type=within(PROCESSES), help="number of simulating processes (default: one per core)")
     add_recipe(sub)
 
 
@@ -402,7 +414,7 @@ def add_features(sub: Parser) -> None:
 
 def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
     """A subparser for the algorithm that is named, or for each if none is. No other is imported."""
-    from demosift.learning.algorithm import describe, member_fields, setting_fields
+    from demosift.learning.algorithm import describe, member_fields, range_of, setting_fields
     from demosift.registry import ALGORITHMS
 
     named = next((word for word in arguments[1:] if not word.startswith("-")), None)
@@ -424,7 +436,7 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         about = (each.__doc__ or "").partition("\n")[0].replace("%", "%%")
         sub = algorithms.add_parser(each.name, help=about, description=about)
         add = sub.add_argument
-        add("--json", action="store_true", help="print the result as one JSON object")
+        add_output(sub)
         add("--task", help="train on a task such as hopper/noisy-expert, drawn anew for each seed")
         add("--expert", help="the expert's data: a file, a folder or minari:ID")
         add("--supplementary", help="the supplementary data, in any of the same forms")
@@ -435,26 +447,26 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         add("--config", metavar="FILE", help=about)
         about = "repeat the run in this folder: its run.toml, on the same data"
         add("--from", dest="origin", metavar="DIR", help=about)
-        add("--seeds", type=positive, default=1, help="members per setting (default: 1)")
-        add("--seed", type=int, default=0, help="the first seed (default: 0)")
+        add("--seeds", type=within(MEMBERS), default=1, help="members per setting (default: 1)")
+        add("--seed", type=within(SEED), default=0, help="the first seed (default: 0)")
         about = f"iterations to train (default: {each.about.iterations})"
-        add("--iterations", type=positive, default=each.about.iterations, help=about)
+        add("--iterations", type=within(STEPS), default=each.about.iterations, help=about)
         about = f"networks that act as one policy, by the mean of their actions (default: {each.about.ensemble})"
-        add("--ensemble", type=positive, default=each.about.ensemble, metavar="K", help=about)
+        add("--ensemble", type=within(MEMBERS), default=each.about.ensemble, metavar="K", help=about)
         add_named_recipe(sub)
         add("--env", help="environment to evaluate in (default: the one stored with the data)")
         about = "iterations between evaluations; 0 means never (default: 10000)"
-        add("--evaluate-every", type=int, default=10_000, help=about)
+        add("--evaluate-every", type=within(STEPS_OR_NEVER), default=10_000, help=about)
         about = "episodes per evaluation and member (default: 10)"
-        add("--episodes", type=positive, default=10, help=about)
+        add("--episodes", type=within(EPISODES), default=10, help=about)
         about = "share of the expert's rows to leave out of training and to judge the policies by (default: none)"
-        add("--held-out", type=float, metavar="SHARE", help=about)
+        add("--held-out", type=within(HALF), metavar="SHARE", help=about)
         about = "end when no member's held-out loss improved in N rows of metrics, and keep the best policy of each"
-        add("--patience", type=positive, metavar="N", help=f"{about} (default: never)")
+        add("--patience", type=within(STEPS), metavar="N", help=f"{about} (default: never)")
         about = "iterations between checkpoints (default: 5000)"
-        add("--checkpoint-every", type=positive, default=5_000, help=about)
+        add("--checkpoint-every", type=within(STEPS), default=5_000, help=about)
         about = "iterations between rows of metrics (default: 500)"
-        add("--log-every", type=positive, default=500, help=about)
+        add("--log-every", type=within(STEPS), default=500, help=about)
         add("--resume", action="store_true", help="continue the run in --out")
         over = ["supplementary", "union"]
         about = "data whose statistics scale the states (default: supplementary)"
@@ -469,7 +481,8 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         for field in setting_fields(each):
             if field.metadata.get("flag", True):
                 several = field.name in member_fields(each)
-                add_field(fields, field.name, field.type, defaults.get(field.name, field.default), several)
+                default = defaults.get(field.name, field.default)
+                add_field(fields, field.name, field.type, range_of(field), default, several)
 
 
 def add_named_recipe(sub: Parser) -> None:
@@ -477,31 +490,22 @@ def add_named_recipe(sub: Parser) -> None:
     sub.add_argument("--recipe", choices=["paper", "robust"], help=about)
 
 
-def add_field(group: Any, name: str, hint: Any, default: Any, several: bool) -> None:
+def add_field(group: Any, name: str, hint: Any, allowed: Range | None, default: Any, several: bool) -> None:
     """A flag of one hyper-parameter. What is not given stays out of the options, so that a recipe may say it."""
     value = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
     about = f"{MEANINGS.get(name, name.replace('_', ' '))} (default: {value})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": about}
     if hint is bool:
         options |= {"action": argparse.BooleanOptionalAction}
-    elif hint in (float, float | None):
-        options |= {"type": float, **({"nargs": "+"} if several else {})}
     elif typing.get_origin(hint) is typing.Literal:
         options |= {"choices": typing.get_args(hint)}
     elif typing.get_origin(hint) is tuple:
-        options |= {"type": float if float in typing.get_args(hint) else positive, "nargs": "*"}
-    elif hint is bool:
-        options |= {"action": argparse.BooleanOptionalAction}
-    else:
-        options |= {"type": str if hint is str else int}
+        options |= {"nargs": "*", "action": "store"}  # two layers may have the same width
+    elif several:
+        options |= {"nargs": "+"}
+    if allowed is not None:
+        options |= {"type": within(allowed)}
     group.add_argument(f"--{name.replace('_', '-')}", **options)
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ import argparse
 import dataclasses
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from demosift.cli.config import write_request
+from demosift.cli.ending import say
+from demosift.ranges import NUMBER, SEED, shown
 from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run_collect(options: argparse.Namespace) -> Answer:
         options.env,
         options.out,
         steps=options.steps,
-        seeds=range(options.seed, options.seed + options.seeds),
+        seeds=seeds_of(options),
         sac={
             env: [
                 SAC(discount=discount, target_entropy=entropy)
@@ -59,6 +60,12 @@ def run_collect(options: argparse.Namespace) -> Answer:
     return answer, "\n".join(lines)
 
 
+def seeds_of(options: argparse.Namespace) -> range:
+    last = options.seed + options.seeds - 1
+    SEED.check("--seed and --seeds: the last seed", last)
+    return range(options.seed, last + 1)
+
+
 def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, list[float]]:
     """ENV=VALUE sets that environment alone; a VALUE without a name sets every environment that is not named."""
     named: dict[str | None, list[float]] = {}
@@ -67,9 +74,9 @@ def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, lis
         if separator and env not in envs:
             raise InputError(f"--target-entropy {text}: {env!r} is none of the environments, {', '.join(envs)}")
         try:
-            named.setdefault(env if separator else None, []).append(float(value))
-        except ValueError:
-            raise InputError(f"--target-entropy {text}: write VALUE or ENV=VALUE, VALUE a number") from None
+            named.setdefault(env if separator else None, []).append(NUMBER.read(value))
+        except InputError as error:
+            raise InputError(f"--target-entropy {shown(text)}: write VALUE or ENV=VALUE; {error}") from None
     return {env: named.get(env) or named.get(None) or [-1.0] for env in envs}
 
 
@@ -119,7 +126,7 @@ def run_train(options: argparse.Namespace) -> Answer:
 
     cls = REGISTRY[options.algorithm]
     settings = settings_of(cls, options)
-    seeds = list(range(options.seed, options.seed + options.seeds))
+    seeds = list(seeds_of(options))
     data = read_training_data(options, seeds)
     if options.origin is not None and options.request.asks_for_data_of(options):
         check_same_data(options.origin, data)
@@ -194,7 +201,7 @@ def evaluation_environment(options: argparse.Namespace, data: Demonstrations) ->
     except InputError as error:
         if options.env:
             raise
-        print(f"demosift: not evaluating: {error}", file=sys.stderr)
+        say(f"not evaluating: {error}")
         return None
     found = (data.expert.obs_dim, data.expert.action_dim)
     if found != sizes:
@@ -372,7 +379,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
 
     request = Request(
         envs=tuple(options.envs or IN_THE_PAPER),
-        seeds=tuple(range(options.seed, options.seed + options.seeds)),
+        seeds=tuple(seeds_of(options)),
         iterations=options.iterations,
         schedule=default_schedule(options.iterations, options.evaluate_every, options.episodes, options.early_episodes),
         methods=tuple(options.methods) if options.methods else None,

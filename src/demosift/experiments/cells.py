@@ -13,6 +13,7 @@ from demosift.algorithms import Algorithm
 from demosift.data.normaliser import NormaliseOver
 from demosift.learning.algorithm import describe
 from demosift.learning.members import Precision, stated
+from demosift.ranges import EPISODES, STEPS
 from demosift.results.cell import cell_id, data_digest
 from demosift.types import InputError
 
@@ -37,8 +38,9 @@ class Schedule:
         return self.episodes if iteration > iterations - reported * self.every else self.early_episodes
 
     def check(self, iterations: int) -> None:
-        if min(self.every, self.episodes, self.early_episodes, iterations) < 1:
-            raise InputError("reproduce: iterations, evaluate-every and episodes must be at least 1")
+        STEPS.check("reproduce: iterations", iterations)
+        STEPS.check("reproduce: evaluate-every", self.every)
+        EPISODES.check("reproduce: episodes", self.episodes, self.early_episodes)
         if iterations % self.every:
             raise InputError(f"reproduce: {iterations} iterations must be a multiple of evaluate-every ({self.every})")
 

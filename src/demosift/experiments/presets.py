@@ -14,6 +14,7 @@ from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn
 from demosift.learning.algorithm import setting_fields
 from demosift.learning.fit import check_setting, with_horizon
 from demosift.learning.members import Precision, check_precision
+from demosift.ranges import NOT_NEGATIVE, POOL, SEED, check_once
 from demosift.simulation import environments
 from demosift.types import InputError
 
@@ -86,8 +87,13 @@ def check(request: Request) -> None:
     for method in request.methods or ():
         if method not in REGISTRY and method != ORACLE:
             raise InputError(f"unknown method {method!r}: there are {', '.join([*REGISTRY, ORACLE])}")
-    if not request.envs or not request.seeds or len(set(request.seeds)) < len(request.seeds):
-        raise InputError("reproduce: needs environments and seeds, each once")
+    if not request.envs or not request.seeds:
+        raise InputError("reproduce: needs environments and seeds")
+    for name in ("envs", "seeds", "methods", "penalties"):
+        check_once(f"reproduce: {name}", getattr(request, name) or ())
+    SEED.check("reproduce: seeds", *request.seeds)
+    NOT_NEGATIVE.check("reproduce: penalties", *request.penalties)
+    POOL.check("reproduce: pool", request.pool)
 
 
 def table(recipe: str, request: Request) -> list[Cell]:

@@ -1,7 +1,7 @@
 """What an algorithm is: a frozen dataclass whose fields are its hyper-parameters and whose methods are its maths."""
 
 import dataclasses
-import math
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform, get_type_hints
@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.networks import Policy
+from demosift.ranges import BATCH, NOT_NEGATIVE, NUMBER, POSITIVE, SEED, STEPS, UNIT, WIDTH, Range, whole
 from demosift.registry import ALGORITHMS, Registry
 from demosift.types import Demonstrations, InputError, Transitions
 
@@ -124,14 +125,45 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
     return made
 
 
+RANGES = {  # of the settings that methods share; another has the range in its field's metadata, or any
+    "alpha": NOT_NEGATIVE,
+    "average": UNIT,
+    "batch_size": BATCH,
+    "critic_learning_rate": NOT_NEGATIVE,
+    "decay": NOT_NEGATIVE,
+    "discount": UNIT,
+    "discriminator_every": STEPS,
+    "discriminator_iterations": STEPS,
+    "discriminator_learning_rate": NOT_NEGATIVE,
+    "eta": POSITIVE,
+    "gradient_penalty": NOT_NEGATIVE,
+    "hidden": WIDTH,
+    "horizon": SEED,
+    "learning_rate": NOT_NEGATIVE,
+    "log_std_floor": Range(-20, 2),
+    "nu_penalty": NOT_NEGATIVE,
+    "threshold": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+}
+
+
+def range_of(field: dataclasses.Field) -> Range | None:
+    """The numbers that a setting may have; None where it is no number."""
+    hints = {field.type, *typing.get_args(field.type)}
+    if not hints & {int, float, "int", "float"}:
+        return None
+    any_number = NUMBER if hints & {float, "float"} else whole(-(2**31), 2**31 - 1)
+    return field.metadata.get("range") or RANGES.get(field.name) or any_number
+
+
 def check_settings(setting: Algorithm) -> None:
-    """Refuse sizes and numbers with which nothing can be trained."""
-    if getattr(setting, "batch_size", 1) < 1:
-        raise InputError(f"{setting.name}: batch_size must be at least 1, not {setting.batch_size}")
-    for name in number_fields(type(setting)):
-        value = getattr(setting, name)
-        if isinstance(value, int | float) and not math.isfinite(value):
-            raise InputError(f"{setting.name}: {name} must be a finite number, not {value}")
+    """Refuse numbers that make no sense, such as a batch of no rows."""
+    groups = [value for value in vars(setting).values() if dataclasses.is_dataclass(value)]
+    for owner in (setting, *groups):
+        for field in dataclasses.fields(owner):  # type: ignore[arg-type]
+            value, allowed = getattr(owner, field.name), range_of(field)
+            if allowed is not None and value is not None:
+                allowed.check(f"{setting.name}: {field.name}", *(value if isinstance(value, tuple) else [value]))
 
 
 def setting_fields(cls: type) -> list[dataclasses.Field]:

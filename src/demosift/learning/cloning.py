@@ -10,7 +10,6 @@ run ends.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,8 +54,6 @@ class Cloner:
         self.body()
         if not 0.0 <= self.average < 1.0:
             raise InputError(f"average: must be at least 0 and below 1, not {self.average}")
-        if not 0.0 <= self.decay < math.inf:
-            raise InputError(f"decay: must be a number that is not negative, not {self.decay}")
 
     def body(self) -> Network | None:
         if self.network == PERCEPTRON:

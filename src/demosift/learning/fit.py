@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,7 @@ from demosift.learning.runner import (
 )
 from demosift.policy import Network, Policy
 from demosift.progress import Progress
+from demosift.ranges import MEMBERS, SEED, STEPS
 from demosift.registry import NETWORKS, register
 from demosift.results.checkpoint import Note
 from demosift.results.run import METRICS, Row, Run, RunFolder
@@ -94,7 +96,10 @@ def fit(
     `config["failures"]`.
     """
     settings = cast("list[Algorithm]", list(algorithm) if isinstance(algorithm, Sequence) else [algorithm])
-    seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if isinstance(seeds, int):
+        MEMBERS.check("fit: seeds", seeds)
+        seeds = range(seeds)
+    seeds = [int(seed) for seed in seeds]
     sources = list(data) if isinstance(data, Sequence) else [data]
     if not settings or not sources or not seeds:
         raise InputError("fit: needs at least one algorithm, one dataset and one seed")
@@ -107,10 +112,10 @@ def fit(
     log_every = min(log_every, iterations)
     check_precision(precision)
     check_request(with_own_decays(settings), sources, seeds, iterations, log_every, checkpoint_every, evaluator)
-    if ensemble < 1:
-        raise InputError(f"fit: an ensemble is one network or more, not {ensemble}")
+    MEMBERS.check("fit: ensemble", ensemble)
     for setting in settings:
         check_setting(setting, sources[0].expert.discrete)
+    check_memory(settings[0], sources[0], len(settings) * len(seeds) * ensemble)
     check_patience(patience, held_out)
     settings = [with_horizon(setting, iterations) for setting in settings]
     normalisers = [fit_normaliser(source, normalise) for source in sources]
@@ -271,14 +276,11 @@ def check_request(
     checkpoint_every: int,
     evaluator: Evaluator | None,
 ) -> None:
-    for setting in settings:
-        check_settings(setting)
-    if iterations < 1 or log_every < 1:
-        raise InputError(f"fit: iterations ({iterations}) and log_every ({log_every}) must be at least 1")
+    STEPS.check("fit: iterations", iterations)
+    STEPS.check("fit: log_every", log_every)
     if len(sources) not in (1, len(seeds)):
         raise InputError(f"fit: {len(sources)} datasets for {len(seeds)} seeds; give one for all, or one per seed")
-    if not all(0 <= seed < 2**31 for seed in seeds):
-        raise InputError(f"fit: seeds must be between 0 and 2**31 - 1, not {list(seeds)}")
+    SEED.check("fit: seeds", *seeds)
     if len(set(seeds)) < len(seeds) and len(sources) == 1:
         raise InputError(f"fit: the seeds repeat ({list(seeds)}); repeated members would be identical")
     # Numbers are leaves and may differ; everything else is part of the tree's structure and may not.
@@ -308,17 +310,36 @@ def check_request(
 
 
 def check_setting(setting: Algorithm, discrete: bool) -> None:
-    """Refuse settings that contradict each other or the actions."""
+    """Refuse settings that are out of range, or contradict each other or the actions."""
+    check_settings(setting)
     setting.check()
     if setting.cloner is not None:
         setting.cloner.check(discrete)
 
 
+def check_memory(setting: Algorithm, source: Demonstrations, num_networks: int) -> None:
+    """Refuse what cannot fit into this machine: the system would end the process, and say nothing."""
+    state = jax.eval_shape(lambda: setting.init(batch_like(source.expert.transitions), jax.random.key(0)))
+    values = sum(leaf.size for leaf in jax.tree.leaves(state)) + setting.batch_size * sum(setting.hidden)
+    needed, here = 4 * num_networks * values, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > here:
+        raise InputError(
+            f"fit: {num_networks} networks of these sizes need {needed / 1e9:,.0f} GB or more, and this machine has "
+            f"{here / 1e9:,.0f}; take fewer seeds, or smaller layers and batches"
+        )
+
+
+def batch_like(rows: Transitions) -> Batch:
+    """A batch of one row of zeros, in the sizes and types of these rows: enough to know an algorithm's networks."""
+    zeros = Transitions(*(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in rows))
+    return Batch(zeros, zeros, zeros, zeros, jnp.zeros((2, 1, 1)))
+
+
 def check_patience(patience: int | None, held_out: float | None) -> None:
     if patience is not None and held_out is None:
         raise InputError("patience: needs held_out, the share of the expert's rows by whose loss training is stopped")
-    if patience is not None and patience < 1:
-        raise InputError(f"patience: must be at least 1, not {patience}")
+    if patience is not None:
+        STEPS.check("patience", patience)
 
 
 def with_network(setting: Algorithm, network: str | Network) -> Algorithm:
@@ -423,8 +444,7 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
     settings = with_own_decays([setting for setting in each for _ in range(size)])
     algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *settings)
     union = data.union
-    shapes = Transitions(*(jnp.zeros((1, *array.shape[1:]), array.dtype) for array in union))
-    batch = Batch(shapes, shapes, shapes, shapes, jnp.zeros((2, 1, 1)))
+    batch = batch_like(union)
     keys = jnp.repeat(jnp.asarray(seeds), size)
     state = jax.eval_shape(jax.vmap(lambda a, s: a.init(batch, jax.random.key(s))), algorithm, keys)
     algorithm, state = jax.tree.map(lambda leaf: leaf[np.array(alive)], (algorithm, fill(state, run.state)))

@@ -28,6 +28,7 @@ from demosift.learning.algorithm import Metrics
 from demosift.learning.program import Program
 from demosift.learning.runner import Group, Trainee
 from demosift.policy import Policy, map_arrays, named_arrays
+from demosift.ranges import HALF
 from demosift.results.checkpoint import Arrays, Checkpoint
 from demosift.types import Dataset, Demonstrations, InputError
 
@@ -44,8 +45,7 @@ def choose_held_out(data: Demonstrations, share: float) -> Bool[np.ndarray, "row
     The choice depends on the data alone: settings and seeds are judged by the same rows.
     """
     expert, supplementary = data.expert, data.supplementary
-    if not 0.0 < share <= 0.5:
-        raise InputError(f"held_out: must be a share above 0 and at most 0.5, not {share}")
+    HALF.check("held_out", share)
     if len(expert) * share < LEAST_ROWS:
         raise InputError(f"{expert.source}: {few(len(expert) * share)}; leave out a larger share, or give more rows")
     part = Fraction(share).limit_denominator(MOST_FOLDS) or Fraction(1, round(1 / share))

@@ -2,17 +2,22 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 
+from demosift.errors import printable
 from demosift.files import atomic_write
-from demosift.report.groups import printable
 
 
 def asset(name: str, package: str = "demosift.report") -> str:
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+# Control and direction characters. Names from files may hold them, and they hide or reorder what a page says.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def document(title: str, body: Sequence[str], style: str, script: str = "") -> str:
@@ -29,10 +34,15 @@ def document(title: str, body: Sequence[str], style: str, script: str = "") -> s
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title>\n<style>{style}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in body if part)
+        f"<title>{seen(escape(title))}</title>\n<style>{style}</style></head>\n<body><main>\n"
+        + seen("\n".join(part for part in body if part))
         + f"\n</main>{script}</body></html>\n"
     )
+
+
+def seen(text: str) -> str:
+    """The text with what cannot be seen spelled out, as JSON does, since data of charts are among it."""
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def write_page(path: Path, page: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from demosift.errors import printable
 from demosift.files import canonical
 from demosift.learning.about import About
 from demosift.results.measured import MeasuredRun, Member, is_number, label
@@ -196,8 +197,3 @@ def brief(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def printable(text: str) -> str:
-    """The text without control, direction and surrogate characters, which can rewrite a screen or reorder a page."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)

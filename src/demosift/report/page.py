@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from demosift.errors import printable
 from demosift.report import numbers
 from demosift.report.chart import Axis, Chart, Line, nice_ticks, padded, percent, render
 from demosift.report.document import asset, cell, details, document, header, problem_box, scrolled_table, write_page
-from demosift.report.groups import LAST_EVALUATIONS, Methods, Panel, Series, colours, fingerprint, group, printable
+from demosift.report.groups import LAST_EVALUATIONS, Methods, Panel, Series, colours, fingerprint, group
 from demosift.report.paper import chosen_tables, read_tables
 from demosift.report.paper_forms import paper_section, write_grid_files
 from demosift.report.sift_page import kept_section

@@ -19,11 +19,12 @@ from urllib.parse import quote
 
 import numpy as np
 
+from demosift.errors import printable
 from demosift.files import Unusable
 from demosift.report import numbers
 from demosift.report.chart import Axis, Chart, Line, embed, percent, render
 from demosift.report.document import asset, details, document, header, problem_box, write_page
-from demosift.report.groups import Methods, about, printable
+from demosift.report.groups import Methods, about
 from demosift.report.weights import shares, weight_chart
 from demosift.results.folder import REPORT
 from demosift.results.scores import PAGE, SUMMARY, read_page

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from demosift.errors import printable
 from demosift.report import numbers
 from demosift.report.chart import Axis, Chart, Line, nice_ticks, render
 from demosift.report.document import cell
-from demosift.report.groups import Methods, about, printable
+from demosift.report.groups import Methods, about
 from demosift.report.statistics import probability_greater
 
 

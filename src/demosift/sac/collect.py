@@ -20,6 +20,7 @@ from demosift.files import atomic_write, is_partial, json_line, own_folder, prov
 from demosift.learning.runner import Callback, Pending, run
 from demosift.learning.runner import Schedule as RunSchedule
 from demosift.policy import Policy
+from demosift.ranges import NUMBER, POSITIVE, PROCESSES, SEED, STEPS, UNIT, check_once
 from demosift.results.checkpoint import Arrays, Checkpoint, Note
 from demosift.sac.agent import SAC
 from demosift.sac.checkpoint import ReplayCheckpoints
@@ -191,16 +192,21 @@ class Plan:
         return json.loads(json.dumps(identity))  # as a checkpoint gives it back
 
     def check(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise InputError(f"collect: needs one or more different seeds, none negative, not {self.seeds}")
+        if not self.seeds:
+            raise InputError("collect: needs one or more seeds")
+        check_once("collect: seeds", self.seeds)
+        SEED.check("collect: seeds", *self.seeds)
         shapes = {(setting.hidden, setting.batch_size) for own in self.settings for setting in own}
         if not all(self.settings) or len(shapes) > 1:
             raise InputError("collect: needs one or more settings, of the same layers and batch size")
-        if self.steps < 1 or self.num_envs < 1:
-            raise InputError(f"collect: steps ({self.steps}) and num_envs ({self.num_envs}) must be at least 1")
+        for own in self.settings:
+            check_once("collect: settings", own)
+            UNIT.check("collect: discount", *(setting.discount for setting in own))
+            NUMBER.check("collect: target entropy", *(setting.target_entropy for setting in own))
+        STEPS.check("collect: steps", self.steps)
+        PROCESSES.check("collect: num_envs", self.num_envs)
         for name, value in dataclasses.asdict(self.schedule).items():
-            if value <= 0:
-                raise InputError(f"collect: {name} ({value}) must be positive")
+            POSITIVE.check(f"collect: {name}", value)
 
     def check_continues(self, found: Checkpoint) -> None:
         differing = [key for key, value in self.identity.items() if found.note["identity"].get(key) != value]

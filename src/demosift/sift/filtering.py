@@ -22,6 +22,7 @@ from demosift.data.formats.lerobot.selection import list_frames
 from demosift.data.formats.robomimic import write_filter_key
 from demosift.data.selection import Selection
 from demosift.files import atomic_folder, write_json
+from demosift.ranges import POSITIVE, SHARE
 from demosift.results.scores import Scores, read_scores
 from demosift.sift.cuts import Cut, find_cuts, rows_left
 from demosift.types import Demonstrations, InputError
@@ -109,21 +110,25 @@ def choose(
     """Which rows to keep, and the rule in words."""
     weight = scores.weight
     if top is not None:
-        if not 0 < top <= 1:
-            raise InputError(f"filter: top: {top:g} is not a share between 0 and 1")
+        SHARE.check("filter: top", top)
+        count = round(top * len(weight))
+        if count == 0:
+            raise InputError(f"filter: top: {top:g} of {len(weight)} rows is less than one")
         keep = np.zeros(len(weight), bool)
         # Of equal weights the earlier rows, so that the answer does not depend on the sort.
-        keep[np.argsort(-weight, kind="stable")[: max(round(top * len(weight)), 1)]] = True
+        keep[np.argsort(-weight, kind="stable")[:count]] = True
         return keep, f"the top {top:.3g} of rows by weight"
     if episodes is not None:
         total = len(scores.episode_ends)
-        count = round(episodes * total) if 0 < episodes < 1 else round(episodes)
-        if episodes <= 0 or count > total or (episodes >= 1 and count != episodes):
-            raise InputError(f"filter: episodes: {episodes:g} is neither a share below 1 nor a number up to {total}")
+        POSITIVE.check("filter: episodes", episodes)
+        count = round(episodes * total) if episodes < 1 else round(episodes)
+        if not 1 <= count <= total or (episodes >= 1 and count != episodes):
+            raise InputError(f"filter: episodes: {episodes:g} is neither a share of {total} nor a number up to {total}")
         chosen = np.zeros(total, bool)
-        chosen[scores.order[: max(count, 1)]] = True
-        return np.repeat(chosen, np.diff(scores.episode_ends, prepend=0)), f"the {max(count, 1)} best episodes"
+        chosen[scores.order[:count]] = True
+        return np.repeat(chosen, np.diff(scores.episode_ends, prepend=0)), f"the {count} best episodes"
     limit = scores.threshold if threshold is None else threshold
+    POSITIVE.check("filter: threshold", limit)
     keep = weight >= limit
     if not keep.any():
         raise InputError(f"filter: threshold: no row weighs {limit:g}; the heaviest weighs {weight.max():g}")

@@ -26,6 +26,7 @@ from demosift.data.formats import Source, chosen_episodes
 from demosift.data.normaliser import Normaliser
 from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
+from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
 from demosift.report.statistics import probability_greater, sample_std
 from demosift.sift.agreement import Agreement, measure_agreement
 from demosift.sift.calibration import (
@@ -188,14 +189,10 @@ def score(
 
 
 def _check_request(members: int, folds: int, seed: int, threshold: float) -> None:
-    if members < 1:
-        raise InputError(f"score: members: {members} is not a positive number")
-    if not 2 <= folds <= 100:
-        raise InputError(f"score: folds: {folds} is not between 2 and 100")
-    if not 0 <= seed < 2**31:
-        raise InputError(f"score: seed: {seed} is not between 0 and 2**31 - 1")
-    if not threshold > 0:
-        raise InputError(f"score: threshold: {threshold} is not a positive number")
+    MEMBERS.check("score: members", members)
+    FOLDS.check("score: folds", folds)
+    SEED.check("score: seed", seed)
+    POSITIVE.check("score: threshold", threshold)
 
 
 def make_joiner(

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from demosift.policy import Actor, Policy, RandomPolicy, ScriptedPolicy
 from demosift.processes import Closing
+from demosift.ranges import EPISODES, SEED, STEPS
 from demosift.simulation import environments
 from demosift.simulation.cores import available_cores
 from demosift.simulation.scripted.catalogue import SCRIPTED
@@ -146,8 +147,8 @@ def evaluate(
 
     The environment defaults to the one stored with the policy. `Evaluator` evaluates while training goes on.
     """
-    if episodes < 1:
-        raise InputError(f"{episodes} episodes: an evaluation needs at least one")
+    EPISODES.check("evaluate: episodes", episodes)
+    SEED.check("evaluate: seed", seed)
     policy, spec = policy_and_environment(source, env)
     jobs = evaluation_jobs(policy.num_members, episodes, seed)
     with Rollouts(min(num_workers or available_cores(), len(jobs))) as pool:
@@ -184,8 +185,9 @@ class Evaluator(Closing):
         num_workers: int | None = None,
         pool: Rollouts | None = None,
     ):
-        if every < 1 or (isinstance(episodes, int) and episodes < 1):
-            raise InputError(f"evaluation: every ({every}) and episodes ({episodes}) must be at least 1")
+        STEPS.check("evaluation: every", every)
+        if isinstance(episodes, int):
+            EPISODES.check("evaluation: episodes", episodes)
         self.environment = environments.resolve(env) if isinstance(env, str) else env
         self.every, self.episodes, self.seed = every, episodes, seed
         self._own_pool = pool is None

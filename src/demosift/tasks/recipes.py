@@ -16,6 +16,7 @@ import numpy as np
 from demosift.data import read_dataset, write_dataset
 from demosift.files import atomic_folder
 from demosift.policy import Actor, Policy, RandomPolicy
+from demosift.ranges import EPISODES, POOL, SEED
 from demosift.simulation import environments
 from demosift.simulation.scripted.catalogue import SCRIPTED
 from demosift.simulation.shipped import shipped_policy
@@ -178,14 +179,15 @@ def make_task(
             f"unknown task {task!r}: tasks are ENV/RECIPE, ENV one of {', '.join(environments.SHORT_NAMES)}, "
             f"RECIPE one of {', '.join(recipes)}; or ENV/mixed, ENV one of {', '.join(SCRIPTED)}"
         )
+    POOL.check("task: pool", pool)
+    EPISODES.check("task: episodes", episodes)
     folder = None if replay is None else Path(replay)
     return draw_task(Sources(env, pool, folder, disjoint, episodes=episodes), recipe, seed)
 
 
 def draw_task(sources: Sources, recipe: str, seed: int) -> Demonstrations:
     """Like `make_task`, from given sources: the seeds of a grid share their recordings."""
-    if seed < 0:
-        raise InputError(f"seed {seed}: a seed must not be negative")
+    SEED.check("task: seed", seed)
     task = f"{sources.env}/{recipe}"
     mixture = RECIPES[recipe](sources, np.random.default_rng(seed))
     attributes: dict[str, Any] = {"task": task, "seed": seed}

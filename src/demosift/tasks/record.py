@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from demosift.policy import Actor
+from demosift.ranges import EPISODES, SEED
 from demosift.simulation.simulate import Episode, Job, Progress, episode_seeds, rollout
 from demosift.types import Dataset, EnvironmentSpec, InputError, Transitions
 
@@ -20,8 +21,8 @@ def record(
     progress: Progress | None = None,
 ) -> Dataset:
     """That many episodes of one member, in the environment stored with the policy unless another is given."""
-    if episodes < 1:
-        raise InputError(f"{episodes} episodes: a recording needs at least one")
+    EPISODES.check("record: episodes", episodes)
+    SEED.check("record: seed", seed)
     spec = env or policy.environment
     if spec is None:
         raise InputError("the policy does not say which environment it is for: name one")

@@ -5,7 +5,6 @@ however many processes. Nothing that is written depends on the clock: the same s
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -20,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from demosift.files import atomic_folder, plain, write_json
 from demosift.processes import Workers
 from demosift.progress import Progress
+from demosift.ranges import PROCESSES, SCALE, SEED, check_once
 from demosift.theory.claim import Claim, Finding, Numbers, generator
 from demosift.theory.claims import BY_NAME, CLAIMS
 from demosift.theory.drawing import inline, to_files
@@ -42,10 +42,10 @@ class Lab:
         unknown = [name for name in self.names if name not in BY_NAME]
         if unknown:
             raise InputError(f"theory: no claim is named {unknown[0]!r}; there are {', '.join(BY_NAME)}")
-        if self.seed < 0:
-            raise InputError(f"theory: the seed {self.seed} is negative")
-        if not 0.0 < self.scale < math.inf:
-            raise InputError(f"theory: the scale {self.scale} is not a positive number")
+        check_once("theory: claims", self.names)
+        SEED.check("theory: seed", self.seed)
+        SCALE.check("theory: scale", self.scale)
+        PROCESSES.check("theory: processes", self.processes)
 
     @property
     def claims(self) -> list[Claim]:

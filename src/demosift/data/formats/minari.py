@@ -24,7 +24,7 @@ from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording, assemble, check_recording
 from demosift.data.selection import Selection
-from demosift.files import atomic_folder, mismatch, parse_json, read_json, refuse_links, to_json
+from demosift.files import atomic_folder, expanded, mismatch, parse_json, read_json, refuse_links, to_json
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def locate(source: str | os.PathLike[str]) -> tuple[Path, str]:
     text = os.fspath(source)
     name = text.removeprefix(PREFIX)
     if not text.startswith(PREFIX) or name.startswith(("/", ".", "~")):
-        folder = Path(name).expanduser().absolute()  # Minari itself refuses a relative one
+        folder = expanded(name).absolute()  # Minari itself refuses a relative one
         return folder, folder.name if _is_id(folder.name) else f"{folder.name}-v0"
     if not _is_id(name):
         raise InputError(f"{text}: not a Minari id, which looks like namespace/name-v0")
-    root = os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
+    root = os.environ.get("MINARI_DATASETS_PATH") or expanded("~") / ".minari" / "datasets"
     return Path(root, name), name
 
 

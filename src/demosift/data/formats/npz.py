@@ -28,7 +28,7 @@ from demosift.data.format import Format
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows
 from demosift.data.selection import Run, Selection
-from demosift.files import atomic_folder, copy_regular, open_regular
+from demosift.files import atomic_folder, copy_regular, expanded, open_regular
 from demosift.types import Dataset, InputError
 
 PREFIX = "npz:"
@@ -38,7 +38,7 @@ _KEYS = ("observations", "actions", "rewards", "next_observations", "terminals",
 
 
 def locate(place: str) -> Path:
-    return Path(place.removeprefix(PREFIX)).expanduser()
+    return expanded(place.removeprefix(PREFIX))
 
 
 def is_npz(place: str) -> bool:

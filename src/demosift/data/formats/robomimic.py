@@ -25,7 +25,7 @@ from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar, describe, observation_keys, parse_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows
 from demosift.data.selection import Run, Selection
-from demosift.files import atomic_write, copy_regular, mismatch, parse_json
+from demosift.files import atomic_write, copy_regular, expanded, mismatch, parse_json
 from demosift.types import Dataset, InputError
 
 PREFIX = "robomimic:"
@@ -38,7 +38,7 @@ _DEFAULT_KEY = "flat"  # the name that robomimic's own conversion of D4RL uses
 
 
 def locate(place: str) -> Path:
-    return Path(place.removeprefix(PREFIX)).expanduser()
+    return expanded(place.removeprefix(PREFIX))
 
 
 def is_robomimic(place: str) -> bool:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from demosift.data.format import Format
+from demosift.files import expanded
 
 PREFIX = "lerobot:"
 
 
 def locate(place: str) -> Path:
-    return Path(place.removeprefix(PREFIX)).expanduser()
+    return expanded(place.removeprefix(PREFIX))
 
 
 def is_lerobot(place: str) -> bool:

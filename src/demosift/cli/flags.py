@@ -1,0 +1,49 @@
+"""How flags are read: numbers in their ranges, no empty text, no value twice, and errors in one line."""
+
+import argparse
+from typing import Any, NoReturn
+
+from demosift.errors import InputError
+from demosift.ranges import Range, check_once
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose errors are those of other bad input and say where to find help."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.register("type", None, not_empty)
+        self.register("action", None, Distinct)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (try {self.prog} --help)")
+
+
+class Distinct(argparse.Action):
+    """Stores a value, or several of which none is there twice."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        try:
+            check_once(option or self.dest, values if isinstance(values, list) else [])
+        except InputError as error:
+            parser.error(str(error))
+        setattr(namespace, self.dest, values)
+
+
+def not_empty(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
+class within:
+    """A type for argparse: a number in this range."""
+
+    def __init__(self, allowed: Range) -> None:
+        self.allowed = allowed
+
+    def __call__(self, text: str) -> Any:
+        try:
+            return self.allowed.read(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
