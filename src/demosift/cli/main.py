@@ -39,6 +39,7 @@ from demosift.ranges import (
     STEPS,
     STEPS_OR_NEVER,
     UNIT,
+    WIDTH,
     Range,
 )
 
@@ -403,9 +404,9 @@ def add_features(sub: Parser) -> None:
     ).add_argument
     add("--encoder", metavar="FILE.onnx", help="encoder of pictures: default, or an ONNX file of your own")
     add("--cameras", nargs="+", metavar="NAME", help="cameras to use (default: all, if there is an encoder)")
-    add("--every", type=positive, metavar="N", help="embed every N-th picture (default: 5)")
-    add("--components", type=positive, metavar="K", help="most columns of each camera (default: 32)")
-    add("--image-size", type=positive, metavar="PIXELS", help="size of pictures for the encoder (default: 224)")
+    add("--every", type=within(STEPS), metavar="N", help="embed every N-th picture (default: 5)")
+    add("--components", type=within(WIDTH), metavar="K", help="most columns of each camera (default: 32)")
+    add("--image-size", type=within(WIDTH), metavar="PIXELS", help="size of pictures for the encoder (default: 224)")
     add("--cache", metavar="DIR", help="folder for embeddings (default: DEMOSIFT_CACHE, or ~/.cache/demosift)")
     about = "features of your own instead: a .npy, .npz or .parquet file for each dataset (expert, supplementary, bad)"
     add("--features", nargs="+", metavar="FILE", help=about)
