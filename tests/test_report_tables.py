@@ -419,7 +419,7 @@ def test_files_that_do_not_belong_are_named(folder: Path):
         "grids/broken.json: not the list of a grid's cells",
         f"cells/{stranger['id']}.json: belongs to no grid in grids/; left out",
         "cells/notes.txt: not JSON, or cut short",
-        "cells/folder: not readable (Is a directory)",
+        "cells/folder: is a folder, not a file",
         "failures/a.json: wbcu on hopper/x, seed 3, failed: Oops: bad",
         "failures/b.json: not the record of a failure",
     }

@@ -46,7 +46,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A Parquet file, or some of its columns."""
     with open_parquet(path) as file:
         present, about, size = file.schema_arrow.names, file.metadata, path.stat().st_size
-        for name in columns or ():
+        for name in present if columns is None else columns:
             if present.count(name) != 1:
                 raise InputError(f"{path}: {name}: the file has {'two' if name in present else 'no'} such column")
         groups = [about.row_group(index) for index in range(about.num_row_groups)]

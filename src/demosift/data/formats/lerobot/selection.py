@@ -150,6 +150,11 @@ def _write_version_3(info: Info, root: Path, stretches: Stretches) -> Written:
             _copy_video(info, video, root, video)
         num_frames += len(table)
     _write_file(root, info, len(files) - 1, files[-1])
+    if any(
+        each.keys() != stats[0].keys() or any(each[key].keys() != stats[0][key].keys() for key in each)
+        for each in stats
+    ):
+        raise InputError(f"{info.root / 'meta' / 'episodes'}: episodes have statistics of different features")
     write_episodes(root, rows, stats)
     return Written(features, num_frames, stats)
 
@@ -288,6 +293,8 @@ def _stretches(place: str, info: Info, selection: Selection, **options: str) -> 
                 frame = np.arange(len(rows))
                 fresh = {"episode_index": np.full(len(rows), number), "frame_index": frame, "index": frame + index}
                 for key, values in fresh.items():
+                    if key not in frames.column_names:
+                        raise InputError(f"{shard.path}: {key}: the file has no such column")
                     frames = frames.set_column(frames.schema.get_field_index(key), key, pa.array(values))
                 yield source, frames
                 number, index = number + 1, index + len(rows)

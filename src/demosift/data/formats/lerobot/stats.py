@@ -27,11 +27,17 @@ def feature_stats(values: np.ndarray) -> Stats:
 
 def aggregate_stats(episodes: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:
     """Statistics of all rows, from those of episodes. Quantiles become their weighted means, as in LeRobot."""
-    return {key: _aggregate([stats[key] for stats in episodes if key in stats]) for key in episodes[0]}
+    try:
+        with np.errstate(over="raise"):
+            return {key: _aggregate([stats[key] for stats in episodes if key in stats]) for key in episodes[0]}
+    except (KeyError, ValueError, IndexError, FloatingPointError) as error:
+        raise InputError(f"the statistics of episodes do not go together: {' '.join(str(error).split())}") from error
 
 
 def _aggregate(stats: Sequence[Stats]) -> Stats:
     count = np.array([float(np.ravel(each["count"])[0]) for each in stats])
+    if not (count > 0).all():
+        raise ValueError("an episode counts no frames")
 
     def mean(values: np.ndarray) -> np.ndarray:
         return np.tensordot(count / count.sum(), values, axes=1)
