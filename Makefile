@@ -39,9 +39,10 @@ PYTHONS ?= python3.11 python3.12 python3.13
 versions: $(VENV)/.ready
 	$(BIN)/python benchmarks/versions.py $(PYTHONS)
 
+FUZZ_SECONDS ?= 300
 # Damaged and hostile files of every format; what fails is kept as a test. FUZZ_SECONDS says for how long.
 fuzz: $(VENV)/.ready
-	$(BIN)/python tests/fuzz.py --keep
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python tests/fuzz.py --keep
 
 # What is tested with is pinned in constraints.txt; pyproject.toml has the ranges that should work.
 $(VENV)/.ready: pyproject.toml constraints.txt
