@@ -404,7 +404,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         checkpoint_seconds=options.checkpoint_seconds,
     )
     if answer.get("failed"):
-        print(f"demosift: {len(answer['failed'])} of {answer['cells']} cells failed", file=sys.stderr)
+        say(f"{len(answer['failed'])} of {answer['cells']} cells failed")
     return answer, text
 
 
