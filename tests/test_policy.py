@@ -15,7 +15,7 @@ from demosift.results.run import Run
 from demosift.simulation import environments
 from demosift.simulation.evaluation import load_policy
 from demosift.simulation.simulate import rollout
-from demosift.types import EnvironmentSpec, InputError
+from demosift.types import Bounds, EnvironmentSpec, InputError
 
 
 def make_policy(obs_dim=5, action_dim=2, members=3, hidden=(16, 16), kind: Kind = "tanh-gaussian", **kwargs) -> Policy:
@@ -314,3 +314,16 @@ def test_a_policy_that_is_not_finite_is_not_written(tmp_path: Path):
     with pytest.raises(InputError, match=r"a\.safetensors: not written: the policy's parameters are not finite"):
         policy.save(tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_units_of_data_without_an_environment(tmp_path: Path):
+    bounds = Bounds((-2.0, 0.0), (2.0, 10.0))
+    policy = make_policy(stated_bounds=bounds)
+    expected = bounds.from_unit(make_policy().member(0).act_members(OBS[None])[0])
+    assert np.array_equal(policy.act(OBS), expected)
+    policy.save(tmp_path / "p.safetensors")
+    again = Policy.load(tmp_path / "p.safetensors")
+    assert again.bounds == bounds
+    assert np.array_equal(again.act(OBS), expected)
+    with pytest.raises(ValueError, match="2 actions, its stated bounds 3"):
+        make_policy(stated_bounds=Bounds((-1.0,) * 3, (1.0,) * 3))

@@ -107,6 +107,7 @@ class Policy:
     ensemble: int = 1
     log_std_range: tuple[float, float] | None = None
     network: Network | None = None  # None: a perceptron
+    stated_bounds: Bounds | None = None  # those of data that name no environment
 
     def __post_init__(self) -> None:
         if self.network is None:
@@ -114,6 +115,11 @@ class Policy:
         problem = _problem(self)
         if problem:
             raise ValueError(problem)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What the -1 and 1 of its actions stand for; None where nobody said."""
+        return (self.environment and self.environment.bounds) or self.stated_bounds
 
     @property
     def num_members(self) -> int:
@@ -165,8 +171,8 @@ class Policy:
         """The action for one observation, shape (obs,), or the actions for a batch, shape (rows, obs).
 
         Actions are as the environment takes them: float32 in its own bounds, shape (action,) or (rows, action); where
-        they are discrete, an integer, or integers of shape (rows,). A policy that does not know its environment's
-        bounds acts in [-1, 1]. Of several members the first acts, unless `member` names another.
+        they are discrete, an integer, or integers of shape (rows,). A policy that knows no environment acts in the
+        units of its data, where these stated bounds, and else in [-1, 1]. Of several members the first acts, unless `member` names another.
 
         `deterministic=False` draws from the policy instead, with `rng` (default: a new generator at each call): tanh of
         a Gaussian, or an index by its probabilities. An ensemble draws from the mean of its networks' distributions:
@@ -175,6 +181,8 @@ class Policy:
         rows, single = _observations(obs, self.obs_dim)
         one = self.member(member)
         action = one.act_members(rows[None])[0] if deterministic else one._draw(rows, _generator(rng))
+        if self.environment is None and self.stated_bounds is not None:
+            action = self.stated_bounds.from_unit(action)
         return _native(action, self.environment, self.kind == "categorical", single)
 
     def _draw(self, obs: Float[np.ndarray, "n obs"], rng: np.random.Generator) -> Shaped[np.ndarray, "n action"]:
@@ -254,6 +262,7 @@ class Policy:
             **({} if self.ensemble == 1 else {"ensemble": self.ensemble}),
             **({} if self.log_std_range is None else {"log_std_range": self.log_std_range}),
             **({} if self.network is None else {"network": self.network.name}),
+            **({} if self.stated_bounds is None else {"stated_bounds": list(map(list, self.stated_bounds))}),
         }
         with atomic_write(path) as temporary:
             # One entry: safetensors writes several in an order that changes from run to run.
@@ -283,6 +292,7 @@ class Policy:
                 ensemble=config.get("ensemble", 1),
                 log_std_range=_log_std_range(config),
                 network=network,
+                stated_bounds=Bounds.parse(*config["stated_bounds"]) if "stated_bounds" in config else None,
             )
         except KeyError as error:
             raise InputError(f"{path}: not a demosift policy: {error.args[0]!r} is missing") from error
@@ -313,6 +323,7 @@ _CONFIG = {
     "metadata": {str: str},
     "ensemble?": int,
     "network?": str,
+    "stated_bounds?": [[(float, int)]],
     "log_std_range": (None, [(float, int)]),
 }
 
@@ -495,6 +506,8 @@ def _problem(policy: Policy) -> str | None:
 
 def _environment_problem(policy: Policy) -> str | None:
     environment = policy.environment
+    if policy.stated_bounds is not None and len(policy.stated_bounds.low) != policy.action_dim:
+        return f"it has {policy.action_dim} actions, its stated bounds {len(policy.stated_bounds.low)}"
     if environment is None:
         return None
     if environment.discrete != (policy.kind == "categorical"):

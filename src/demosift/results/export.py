@@ -180,18 +180,15 @@ def describe(policy: Policy, member: int = 0) -> dict[str, str]:
         facts["action"] = "index of the action"
     else:
         low, high = action_bounds(policy)
-        known = environment is not None and environment.action_low is not None
-        facts["action"] = (
-            "in the environment's units" if known else "in [-1, 1]: the environment's bounds are not known"
-        )
+        own = "in the environment's units" if environment is not None else "in the units of its data"
+        facts["action"] = "in [-1, 1]: the environment's bounds are not known" if policy.bounds is None else own
         facts |= {"action_low": low, "action_high": high}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
 
 
 def action_bounds(policy: Policy) -> Bounds:
     """The actions that -1 and 1 stand for: -1 and 1 themselves where the policy does not know its environment."""
-    known = policy.environment and policy.environment.bounds
-    return known or Bounds((-1.0,) * policy.action_dim, (1.0,) * policy.action_dim)
+    return policy.bounds or Bounds((-1.0,) * policy.action_dim, (1.0,) * policy.action_dim)
 
 
 def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> float | None:
