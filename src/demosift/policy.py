@@ -172,7 +172,8 @@ class Policy:
 
         Actions are as the environment takes them: float32 in its own bounds, shape (action,) or (rows, action); where
         they are discrete, an integer, or integers of shape (rows,). A policy that knows no environment acts in the
-        units of its data, where these stated bounds, and else in [-1, 1]. Of several members the first acts, unless `member` names another.
+        units of its data, where these stated bounds, and else in [-1, 1]. Of several members the first acts, unless
+        `member` names another.
 
         `deterministic=False` draws from the policy instead, with `rng` (default: a new generator at each call): tanh of
         a Gaussian, or an index by its probabilities. An ensemble draws from the mean of its networks' distributions:

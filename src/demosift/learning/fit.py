@@ -184,8 +184,8 @@ def fit(
         if held_out is not None:
             config["chosen"] = choose(recorder.rows, failures, len(seeds), patience is not None)
         metadata = {"algorithm": settings[0].name, "iterations": str(outcome.position)}
-        stated = sources[0].expert.bounds if environment is None else None
-        policy = dataclasses.replace(policy, metadata=metadata, stated_bounds=stated)
+        units = sources[0].expert.bounds if environment is None else None
+        policy = dataclasses.replace(policy, metadata=metadata, stated_bounds=units)
         trained = Run(config, policy, recorder.rows, trainee.capture())
         if folder is not None:
             folder.finish(trained)
