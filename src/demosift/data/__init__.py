@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from demosift.data.actions import ActionMode, check_mode, shared_action_space
-from demosift.data.checks import check_memory, check_pair, check_same_keys
+from demosift.data.checks import check_memory, check_pair, check_same_keys, check_state
 from demosift.data.episodes import Episodes, choose_episodes, holds, open_episodes, parse_condition
 from demosift.data.formats import (
     EPISODES,
@@ -197,4 +197,5 @@ def _record(source: Source | Dataset, actions: ActionMode) -> Recording:
         num_bytes += 2 * part.observations.nbytes + part.actions.nbytes
         check_memory(os.fspath(source), num_bytes)
         parts.append(part)
+    check_state(os.fspath(source), parts[0].observations.shape[1])
     return join_recordings(os.fspath(source), parts)

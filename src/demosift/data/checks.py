@@ -143,7 +143,7 @@ def as_matrix(source: str, key: str, array: np.ndarray, first: int = 0) -> Float
     check_numeric(source, key, array.dtype)
     if array.ndim != 2:
         raise InputError(f"{source}: {key}: has shape {array.shape}, needs two axes (rows, columns)")
-    if array.shape[1] == 0:
+    if array.shape[1] == 0 and not key.endswith("observations"):  # the state may be pictures alone: `check_state`
         raise InputError(f"{source}: {key}: has no columns")
     with np.errstate(over="ignore"):  # too large for float32 is reported as infinite, with its row
         array = np.ascontiguousarray(array, dtype=np.float32)
@@ -215,6 +215,12 @@ class Stated(Protocol):
     def action_range(self) -> Bounds:
         """The least and largest stored value of each column, or of the index where actions are discrete."""
         ...
+
+
+def check_state(source: str, num_columns: int) -> None:
+    """Where no features stand in for it, a state has columns."""
+    if num_columns == 0:
+        raise InputError(f"{source}: observations: has no columns of numbers; score takes pictures with --encoder")
 
 
 def check_pair(expert: Described, supplementary: Described) -> None:

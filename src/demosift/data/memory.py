@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from demosift.data.actions import ActionMode, check_mode, count_actions, stored_actions
-from demosift.data.checks import as_flags, as_vector, check_lengths, check_numeric, one_line
+from demosift.data.checks import as_flags, as_vector, check_lengths, check_numeric, check_state, one_line
 from demosift.data.formats.minari import record_minari_object
 from demosift.data.formats.npz import record_episode
 from demosift.data.formats.sidecar import Sidecar
@@ -255,6 +255,7 @@ def _assembled(
 ) -> Dataset:
     check_mode(mode, "action_mode")
     joined = join_recordings(source, [check_recording(recording) for recording in recordings])
+    check_state(source, joined.observations.shape[1])
     return assemble(joined, mode, max_episode_steps)
 
 

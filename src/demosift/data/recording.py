@@ -76,6 +76,8 @@ def check_types(raw: Recording) -> Recording:
         origin=None if raw.origin is None else as_origin(source, raw.origin),
     )
     columns = checked.observations.shape[1]
+    if columns == 0 and following is not None and following.shape[1] > 0:
+        raise InputError(f"{source}: observations: has no columns")
     if following is not None and following.shape[1] != columns:
         raise InputError(f"{source}: next_observations: has {following.shape[1]} columns, observations has {columns}")
     if checked.num_actions is not None and not checked.discrete:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from demosift.algorithms import facts
 from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, without_episodes
 from demosift.data.actions import ActionMode
+from demosift.data.checks import check_state
 from demosift.data.features import FeatureRows
 from demosift.data.folds import hash_rows
 from demosift.data.formats import Source, chosen_episodes
@@ -232,7 +233,10 @@ class Request(NamedTuple):
 
     def joined(self, source: Source | Dataset, rows: RowSource) -> RowSource:
         """The rows with their features, if there are any."""
-        return rows if self.joiner is None else self.joiner.join(source, rows)
+        if self.joiner is not None:
+            return self.joiner.join(source, rows)
+        check_state(rows.source, rows.obs_dim)
+        return rows
 
 
 class Union(NamedTuple):

@@ -109,15 +109,22 @@ def short_name(key: str) -> str:
 
 def decode_cell(where: str, root: Path, cell: Any) -> Picture:
     """A picture as LeRobot stores it: its bytes, or the path of its file."""
-    from PIL import Image
-
     content = cell.get("bytes") if isinstance(cell, dict) else cell
-    try:
-        if content is None and isinstance(cell, dict) and isinstance(cell.get("path"), str):
+    if content is None and isinstance(cell, dict) and isinstance(cell.get("path"), str):
+        try:
             with open_regular(below(root, cell["path"])) as file:
                 content = file.read()
-        if not isinstance(content, bytes):
-            raise InputError(f"{where}: holds no picture")
+        except OSError as error:
+            raise InputError(f"{where}: {cell['path']}: cannot read: {error.strerror}") from error
+    if not isinstance(content, bytes):
+        raise InputError(f"{where}: holds no picture")
+    return decode_picture(where, content)
+
+
+def decode_picture(where: str, content: bytes) -> Picture:
+    from PIL import Image
+
+    try:
         with Image.open(io.BytesIO(content), formats=_KINDS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise InputError(f"{where}: a picture of {image.width} x {image.height} pixels is too large")
@@ -152,7 +159,7 @@ def open_arrays(path: Path, file: h5py.File, keys: Sequence[str], names: Sequenc
         for key in (each + known[name] for each in keys):
             array = find(file, key)
             if not holds_pictures(array):
-                raise InputError(f"{path}: {key}: not pictures, uint8 (steps, height, width, 1 or 3)")
+                raise InputError(f"{path}: {key}: not pictures: uint8 (steps, height, width, 1 or 3), or files")
             clips.append(Clip(len(array), partial(read_array, path, key)))
         cameras[name] = Camera(name, clips)
     return cameras
@@ -168,20 +175,25 @@ def find(file: h5py.File, key: str) -> Any:
 
 
 def holds_pictures(array: Any) -> bool:
-    return (
-        isinstance(array, h5py.Dataset)
-        and array.dtype == np.uint8
-        and array.ndim == 4
-        and array.shape[3] in (1, 3)
-        and 0 < array.shape[1] * array.shape[2] <= MOST_PIXELS
-    )
+    """Whether an array has a picture for each step: its pixels, or the bytes of its file, as Minari writes them."""
+    if not isinstance(array, h5py.Dataset):
+        return False
+    if array.ndim == 1:
+        return h5py.check_vlen_dtype(array.dtype) == np.uint8
+    pixels = array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] in (1, 3)
+    return pixels and 0 < array.shape[1] * array.shape[2] <= MOST_PIXELS
 
 
 def read_array(path: Path, key: str, steps: Steps) -> Iterator[Picture]:
     for start in range(0, len(steps), _BLOCK):
+        wanted = steps[start : start + _BLOCK]
         with open_hdf5(path) as file:
-            pictures = np.asarray(find(file, key)[steps[start : start + _BLOCK]])
-        yield from np.broadcast_to(pictures, (*pictures.shape[:3], 3))
+            pictures = np.asarray(find(file, key)[wanted])
+        if pictures.ndim == 1:
+            for step, content in zip(wanted.tolist(), pictures, strict=True):
+                yield decode_picture(f"{path}: {key}: step {step}", content.tobytes())
+        else:
+            yield from np.broadcast_to(pictures, (*pictures.shape[:3], 3))
 
 
 _OPENERS: dict[str, Callable[..., dict[str, Camera]]] = {

@@ -84,7 +84,12 @@ def record_minari(name: str) -> Recording:
     data = _data_folder(name)
     metadata = _read_metadata(name, data)
     spaces = _read_spaces(name, metadata)
-    return _record(name, metadata, _read_environment(name, metadata), spaces, _read_episodes(name, data, metadata))
+    parts = _vector_parts(spaces[0]) if metadata["data_format"] == "hdf5" else None
+    episodes = _read_episodes(name, data, metadata, parts)
+    recording = _record(name, metadata, _read_environment(name, metadata), spaces, episodes, parts is not None)
+    if not parts:
+        return recording
+    return replace(recording, attributes={**recording.attributes, "obs_keys": parts})
 
 
 def record_minari_object(dataset: Any) -> Recording:
@@ -105,8 +110,9 @@ def _record(
     environment: tuple[str | None, dict[str, Any]],
     spaces: "tuple[Space, Space]",
     episodes: Iterable[dict[str, np.ndarray]],
+    in_parts: bool = False,
 ) -> Recording:
-    bounds, num_actions = _check_spaces(name, *spaces)
+    bounds, num_actions = _check_spaces(name, *spaces, in_parts)
     names = tuple(map(str, metadata.get("demosift_origin_names", ())))
     try:
         rows = [
@@ -152,15 +158,32 @@ def _read_spaces(name: str, metadata: dict[str, Any]) -> "tuple[Space, Space]":
     return space("observation_space"), space("action_space")
 
 
-def _check_spaces(name: str, obs_space: "Space", action_space: "Space") -> tuple[Bounds | None, int | None]:
-    """The action bounds or the number of actions, of a dataset whose spaces are flat."""
+def _vector_parts(space: "Space") -> dict[str, int] | None:
+    """The vectors, with their widths, of an observation that holds pictures too; None of any other observation."""
+    from gymnasium.spaces import Box, Dict
+
+    def is_picture(part: "Space") -> bool:
+        return isinstance(part, Box) and part.dtype == np.uint8 and len(part.shape) == 3 and part.shape[2] in (1, 3)
+
+    parts = dict(space.spaces) if isinstance(space, Dict) else {"": space}
+    vectors = {key: part.shape for key, part in parts.items() if isinstance(part, Box) and len(part.shape) == 1}
+    pictures = [key for key, part in parts.items() if is_picture(part)]
+    if not pictures or len(vectors) + len(pictures) != len(parts):
+        return None
+    return {key: vectors[key][0] for key in sorted(vectors)}
+
+
+def _check_spaces(
+    name: str, obs_space: "Space", action_space: "Space", in_parts: bool
+) -> tuple[Bounds | None, int | None]:
+    """The action bounds or the number of actions, of a dataset whose spaces are flat, or flat but for pictures."""
     from gymnasium.spaces import Box, Discrete
 
     def brief(space: "Space") -> str:
         text = " ".join(str(space).split())
         return text if len(text) <= 60 else f"{text[:57]}..."
 
-    if not isinstance(obs_space, Box) or len(obs_space.shape) != 1:
+    if not in_parts and (not isinstance(obs_space, Box) or len(obs_space.shape) != 1):
         raise InputError(f"{name}: observations: {brief(obs_space)} is not a flat Box; only vectors are read")
     if isinstance(action_space, Discrete) and action_space.start == 0:
         return None, int(action_space.n)
@@ -176,20 +199,33 @@ def _check_spaces(name: str, obs_space: "Space", action_space: "Space") -> tuple
         raise InputError(f"{name}: actions: {one_line(error)}") from error
 
 
-def _read_episodes(name: str, data: Path, metadata: dict[str, Any]) -> Iterator[dict[str, np.ndarray]]:
-    """The stored arrays of each episode. HDF5 is read directly, so that no infos are read and no links followed."""
+def _read_episodes(
+    name: str, data: Path, metadata: dict[str, Any], parts: Mapping[str, int] | None
+) -> Iterator[dict[str, np.ndarray]]:
+    """The stored arrays of each episode. HDF5 is read directly, so that no infos are read and no links followed.
+
+    `parts`: those of an observation that are read, where the others are pictures.
+    """
     if metadata["data_format"] == "hdf5":
         with open_hdf5(data / "main_data.hdf5") as file:
             num_bytes = 0
             for index in range(metadata["total_episodes"]):
-                found = {key: find_hdf5(file, f"episode_{index}/{key}") for key in (*_KEYS, _ORIGIN)}
+                wanted = [*_KEYS, _ORIGIN]
+                if parts is not None:
+                    wanted = [*(f"observations/{key}" for key in parts), *wanted[1:]]
+                found = {key: find_hdf5(file, f"episode_{index}/{key}") for key in wanted}
                 present = {key: array for key, array in found.items() if array is not None}
-                for key in _KEYS:
-                    if key not in present:
+                for key in wanted:
+                    if key not in present and key != _ORIGIN:
                         raise InputError(f"{name}: episode_{index}/{key}: missing in {file.filename}")
                 num_bytes += sum(array.nbytes for array in present.values())
                 check_memory(name, num_bytes)
-                yield {key: np.asarray(array[()]) for key, array in present.items()}
+                arrays = {key: np.asarray(array[()]) for key, array in present.items()}
+                if parts is not None:
+                    vectors = [arrays.pop(f"observations/{key}") for key in parts]
+                    nothing = np.zeros((len(arrays["rewards"]) + 1, 0), np.float32)
+                    arrays["observations"] = np.concatenate([nothing, *vectors], axis=1)
+                yield arrays
         return
     from minari.dataset.minari_storage import MinariStorage
 
