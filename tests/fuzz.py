@@ -91,7 +91,9 @@ def read_data(place: str, out: Path) -> None:
             target = out / (
                 f"kept{number}.hdf5" if Path(place.rpartition(":")[2]).suffix == ".hdf5" else f"kept{number}-v0"
             )
-            format_of(place).keep(place.partition("::")[0], f"{prefix}{target}", Selection(keep, found.episode_ends))
+            keep_part = format_of(place).keep
+            assert keep_part is not None
+            keep_part(place.partition("::")[0], f"{prefix}{target}", Selection(keep, found.episode_ends))
     write_dataset(found, out / "again.hdf5")
     write_dataset(found, f"robomimic:{out / 'robomimic.hdf5'}")
 

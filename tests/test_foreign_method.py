@@ -352,7 +352,7 @@ def test_its_method_its_network_and_its_environment(
 
 
 def test_without_the_package_its_run_cannot_act(tables: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = fit(ds.BC(hidden=(8, 8), batch_size=16), ds.load(*tables[1::2]), network="convolution", iterations=2)
+    run = fit(ds.BC(hidden=(8, 8), batch_size=16), ds.load(tables[1], tables[3]), network="convolution", iterations=2)
     run.save(tmp_path / "run")
     monkeypatch.setattr(NETWORKS, "foreign", {})
     monkeypatch.delitem(NETWORKS, "convolution")

@@ -64,7 +64,9 @@ def test_no_link_on_the_way(tmp_path: Path) -> None:
 def keep_all(place: Path, target: Path) -> None:
     found = read_dataset(place)
     selection = Selection(np.ones(len(found), bool), found.episode_ends)
-    format_of(place).keep(str(place), str(target), selection)
+    keep = format_of(place).keep
+    assert keep is not None
+    keep(str(place), str(target), selection)
 
 
 @pytest.mark.parametrize("make", [lerobot_v2, lambda root, episodes: lerobot_v3(root, [episodes])], ids=["v2", "v3"])

@@ -119,8 +119,8 @@ def minari_folder(root: Path, content: dict[int, Episode], parts: Sequence[str])
         buffers.append(
             EpisodeBuffer(
                 id=number,
-                observations=obs if parts else each["image"],
-                actions=each["actions"].astype(np.float32),
+                observations=obs if parts else each["image"],  # type: ignore[arg-type]
+                actions=each["actions"].astype(np.float32),  # type: ignore[arg-type]
                 rewards=list(each["rewards"]),
                 terminations=[False] * steps,
                 truncations=[False] * (steps - 1) + [True],
@@ -145,7 +145,7 @@ def test_pictures_in_minari_datasets(tmp_path: Path):
     assert (rows.num_rows, rows.obs_dim) == (10, 4)
 
 
-def patched(old: bytes, new: bytes) -> Callable[[Path], None]:
+def patched(old: bytes, new: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(path.read_bytes().replace(old, new))
 
 

@@ -96,7 +96,7 @@ def test_the_default_encoder_is_the_network_it_says(tensors: dict[str, np.ndarra
 
 def test_the_weights_recognise_a_picture(tensors: dict[str, np.ndarray]):
     """The whole network, with the classifier that the encoder leaves out, calls this a military uniform."""
-    with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
+    with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:  # type: ignore[union-attr]
         picture = np.asarray(Image.open(file).convert("RGB").crop((0, 44, 512, 556)).resize((224, 224)))
     value = forward(picture, tensors, 16)
     value = relu6(normalise(convolve(value, tensors["_conv_head.weight"], 1), tensors, "_bn1")).mean(axis=(1, 2))
@@ -134,6 +134,9 @@ def test_weights_are_converted_once_with_their_licence(tmp_path: Path, monkeypat
 
 class Storage:
     """Pickles as torch's reference to a storage."""
+
+    kind: Any
+    size: Any
 
 
 class Writer(pickle.Pickler):

@@ -129,7 +129,7 @@ class Components:
 def fit_components(parts: Sequence[Float[np.ndarray, "rows columns"]], most: int) -> Components:
     """The directions in which all parts together vary most, from their covariance. The largest entry is positive."""
     count = sum(map(len, parts))
-    mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / count
+    mean = np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0) / count
     covariance = np.zeros((len(mean), len(mean)))
     for part in parts:
         for start in range(0, len(part), BLOCK):

@@ -457,14 +457,14 @@ def find_warnings(union: Union) -> list[str]:
 
 
 def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -> dict[str, Any]:
-    in_memory, hashes = isinstance(given, Dataset), known.hashes
+    hashes = known.hashes
     if isinstance(source, FeatureRows):  # what is described is the data, whatever was added to it
         source = source.rows
-        if in_memory:
+        if isinstance(given, Dataset):
             hashes = np.concatenate([hash_rows(*block) for block in source.blocks(BLOCK)])
     return {
-        "path": source.source if in_memory else os.fspath(given),
-        "digest": hashlib.sha256(hashes.tobytes()).hexdigest() if in_memory else digest_source(given),
+        "path": source.source if isinstance(given, Dataset) else os.fspath(given),
+        "digest": hashlib.sha256(hashes.tobytes()).hexdigest() if isinstance(given, Dataset) else digest_source(given),
         "rows": source.num_rows,
         "episodes": len(source.episode_ends),
         "obs_dim": source.obs_dim,

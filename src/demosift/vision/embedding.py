@@ -81,8 +81,8 @@ class Joiner:
             raise InputError(f"{rows.source}: features: part of data in memory; read the data from a file")
         place = {number: at for at, number in enumerate(table.rows.numbers.tolist())}
         starts, ends = table.rows.episode_starts, table.rows.episode_ends
-        wanted = np.array([place[number] for number in rows.numbers.tolist()])
-        index = np.concatenate([np.arange(starts[at], ends[at]) for at in wanted])
+        wanted = [place[number] for number in rows.numbers.tolist()]
+        index = np.concatenate([np.arange(int(starts[at]), int(ends[at])) for at in wanted])
         assert len(index) == rows.num_rows
         features = table.features if len(index) == len(table.features) else table.features[index]
         return FeatureRows(rows, features, self.cameras, self.state)

@@ -141,7 +141,7 @@ def _call(machine: Machine, _: None) -> None:
     if name == Name(MAP) and arguments == ():
         machine.stack.append({})
     elif name == Name(REBUILD):
-        storage, offset, shape, strides, *_ = arguments
+        storage, offset, shape, strides = arguments[:4]
         if not isinstance(storage, Storage):
             raise Refused("a tensor without a storage")
         machine.stack.append(Tensor(storage, offset, shape, strides))
@@ -169,7 +169,7 @@ def _put(machine: Machine, place: int) -> None:
     machine.memo[place] = machine.stack[-1]
 
 
-_STEPS: dict[str, Callable[[Machine, Any], None]] = {
+_STEPS: dict[str, Callable[[Machine, Any], object]] = {
     "PROTO": lambda machine, _: None,
     "STOP": lambda machine, _: None,
     "MARK": lambda machine, _: machine.marks.append(len(machine.stack)),
@@ -187,5 +187,5 @@ _STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "GLOBAL": _name,
     "REDUCE": _call,
     "BINPERSID": _refer,
-    "BUILD": lambda machine, _: machine.pop(1) and None,  # the dictionary's notes on versions of layers
+    "BUILD": lambda machine, _: machine.pop(1),  # the dictionary's notes on versions of layers
 }

@@ -23,9 +23,10 @@ Picture = UInt8[np.ndarray, "height width 3"]
 def require_av() -> Any:
     try:
         import av
+        from av import logging
     except ImportError as error:
         raise InputError("videos: need PyAV: pip install demosift[vision]") from error
-    av.logging.set_level(None)  # what is wrong is said once, by us
+    logging.set_level(None)  # what is wrong is said once, by us
     return av
 
 
