@@ -272,7 +272,7 @@ def attempt(name: str, write: Callable[[Path], None], home: Path) -> str:
     (home / "out").mkdir()
     (home / "elsewhere" / "secret.txt").write_text(SECRET)
     write(home / "case")
-    before = set(os.listdir(home)) | {"out"}
+    before, held = set(os.listdir(home)) | {"out"}, most_memory()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -290,9 +290,13 @@ def attempt(name: str, write: Callable[[Path], None], home: Path) -> str:
         return "wrote outside of its output"
     if any(SECRET.encode() in p.read_bytes() for p in (home / "out").rglob("*") if p.is_file()):
         return "copied what lies outside of the data"
-    if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MEMORY:
-        return f"took {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB of memory"
+    if most_memory() > MEMORY + held:
+        return f"took {(most_memory() - held) >> 20} MiB of memory"
     return outcome
+
+
+def most_memory() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def make_sample(name: str, home: Path) -> Path:

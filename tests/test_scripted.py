@@ -126,7 +126,7 @@ def test_shares():
     assert shares(200) == {"clean": 120, "second": 20, **dict.fromkeys(BAD_KINDS, 15)}
     for episodes in range(1, 50):
         assert sum(shares(episodes).values()) == episodes
-    with pytest.raises(InputError, match="0 episodes"):
+    with pytest.raises(InputError, match="episodes: 0 is not"):
         make_task("babyai-goto/mixed", 0, episodes=0)
 
 

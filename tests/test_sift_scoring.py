@@ -302,7 +302,7 @@ def test_bad_files_are_refused_in_one_line(case: str, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--scorer", "oracle"], "'oracle' is unknown"),
+        (["--scorer", "oracle"], "unknown scorer 'oracle'"),
         (["--folds", "1"], "folds: '1' is not a whole number from 2 to 100"),
         (["--seed", "-1"], "seed: '-1'"),
         (["--threshold", "0"], "threshold: '0' is not a number above 0"),
