@@ -255,7 +255,7 @@ def test_a_file_whose_ensembles_do_not_fit_is_refused(size: Any, tmp_path: Path)
     header["__metadata__"]["demosift"] = json.dumps({**config, "ensemble": size})
     changed = json.dumps(header).encode()
     (tmp_path / "p.safetensors").write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
-    with pytest.raises(InputError, match="cannot be ensembles of|ensemble is missing or of the wrong type"):
+    with pytest.raises(InputError, match=r"cannot be ensembles of|ensemble is missing or of the wrong type"):
         Policy.load(tmp_path / "p.safetensors")
 
 
