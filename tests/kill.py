@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,8 +185,16 @@ class Victim:
         if code != 0 and len(lines) > 1:
             raise Problem(f"{len(lines)} lines: {said}")
         if self.verb.again is not None:
-            run([*self.command(place), *self.verb.again.split()])
             ended = "finished before" if code == 0 else "continued to the same bytes"
+            try:
+                run([*self.command(place), *self.verb.again.split()])
+            except Problem as problem:
+                if "holds no checkpoint to continue from" not in str(problem):
+                    raise
+                # Killed before the first one: the user is told to begin again.
+                shutil.rmtree(place / self.verb.out)
+                run(self.command(place))
+                ended = "begun again"
         else:
             found = {name: content for name, content in results(place).items() if ".partial/" not in name}
             if found not in ({}, self.expected):

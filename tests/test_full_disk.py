@@ -1,11 +1,10 @@
 """A full disk: every verb that writes ends with one line, leaves the old files whole, and none half written."""
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,10 @@ from conftest import tree
 from kill import VERBS, make_inputs
 
 pytestmark = pytest.mark.long
-Disk = tuple[Path, Callable[[], None]]  # where to write, and what a process does first that writes there
+Disk = tuple[Path, list[str]]  # where to write, and how a command begins that writes there
+LIMITED = """import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+os.execv(sys.argv[1], sys.argv[1:])"""
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +34,11 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
     if mount is None or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
         limit = max(request.param // 64, 64)
-        yield place, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        yield place, [sys.executable, "-c", LIMITED.format(limit)]
         return
     try:
         (place / "old").write_bytes(b"x" * (size - request.param - 4096))
-        yield place, lambda: None
+        yield place, []
     finally:
         subprocess.run(["umount", str(place)], check=True)
 
@@ -48,11 +50,10 @@ def test_a_full_disk_is_one_line(name: str, disk: Disk, inputs: Path):
     command = [*verb.command.format(inputs=inputs).split(), "--out", f"{kind}{colon}{place / out}"]
     before = tree(place)
     done = subprocess.run(
-        [sys.executable, "-m", "demosift", *command],
+        [*limited, sys.executable, "-m", "demosift", *command],
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=limited,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     after = tree(place)

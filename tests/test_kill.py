@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from kill import VERBS, Victim
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("interruptible")]
-MOMENTS = {signal.SIGKILL: (0.3, 0.6, 0.85), signal.SIGTERM: (0.2, 0.7), signal.SIGINT: (0.1, 0.5)}
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixtures("interruptible")]
+MOMENTS = {signal.SIGKILL: (0.4, 0.85), signal.SIGTERM: (0.6,), signal.SIGINT: (0.2,)}
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -18,7 +18,7 @@ SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 # Each runs for long, with workers.
 LONG: dict[str, list[str]] = {
     "record": ["record", "expert", "--env", "hopper", "--episodes", "100000"],
-    "task": ["task", "hopper/noisy-expert", "--pool", "100000"],
+    "task": ["task", "hopper/noisy-expert", "--pool", "10000"],
     "theory": ["theory", "--scale", "1000"],
 }
 

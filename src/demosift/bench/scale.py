@@ -98,7 +98,8 @@ def measure_score(folder: Path, num_rows: int, scorer: str) -> dict[str, Any]:
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout as pipe:
+    assert process.stdin is not None
+    with process.stdin, process.stdout as pipe:
         told = pipe.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
