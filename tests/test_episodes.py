@@ -19,6 +19,7 @@ from demosift.report.statistics import probability_greater
 from demosift.sift.agreement import batch_information, movement, prediction_error, whitened
 from demosift.sift.cuts import find_cuts, rows_left
 from demosift.sift.filtering import filter_dataset
+from demosift.sift.finish import measure_finish
 from demosift.sift.scorers import NeighbourScorer
 from demosift.sift.scoring import score
 from demosift.types import Dataset, InputError, Origin, Transitions
@@ -375,3 +376,40 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert answer["dataset"]["path"] == source
     assert answer["bad"]["numbers"] == [GOOD, GOOD + 1]
     assert answer["expert"]["episodes"] == 2
+
+
+def walks(lengths: list[int], seed: int) -> Dataset:
+    """Straight walks from 0 to 1, each as far as its share of 40 steps."""
+    rng = np.random.default_rng(seed)
+    states = [np.linspace(0, length / 40, length)[:, None] + 0.01 * rng.normal(size=(length, 1)) for length in lengths]
+    obs = np.concatenate(states).astype(np.float32)
+    timeout = np.zeros(len(obs), bool)
+    timeout[np.cumsum(lengths) - 1] = True
+    zeros = np.zeros(len(obs), np.float32)
+    return Dataset(Transitions(obs, np.full_like(obs, 0.5), zeros, obs, timeout & False), timeout)
+
+
+def test_episodes_that_stop_early_rank_lower(tmp_path: Path):
+    expert, rest = walks([40] * 4, 0), walks([40, 20, 40, 10, 40], 1)
+    sources = DatasetRows(expert), DatasetRows(rest)
+    found = measure_finish(sources, 0)
+    assert found is not None
+    assert found.told > 0.9
+    np.testing.assert_allclose(found.share[4:], [1, 0.5, 1, 0.25, 1], atol=0.1)
+    for name, data in (("expert", expert), ("rest", rest)):
+        ds.write_dataset(data, tmp_path / f"{name}.hdf5")
+    files = [tmp_path / "expert.hdf5", tmp_path / "rest.hdf5"]
+    scored = score(*files, out=tmp_path / "scores", **SETTINGS)
+    rank = scored.episodes()["rank"][4:]
+    assert rank[[1, 3]].tolist() == [4, 5]
+    assert scored.summary["finish"]["early"] == 2
+    kept = filter_dataset(files[1], tmp_path / "scores", tmp_path / "kept.hdf5", episodes=3)
+    assert kept.kept_rows == 120
+
+
+def test_where_states_do_not_tell_nothing_is_said():
+    turning = walks([40] * 4, 0)
+    obs = np.sin(40 * turning.transitions.obs)
+    again = Dataset(turning.transitions._replace(obs=obs), turning.timeout)
+    assert measure_finish((DatasetRows(again), DatasetRows(again)), 0) is None
+    assert measure_finish((DatasetRows(walks([40, 40], 0)), DatasetRows(turning)), 0) is None

@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--methods", nargs="+", help="only these of a variant's")
     parser.add_argument("--envs", nargs="+", default=list(IN_THE_PAPER))
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
@@ -70,7 +71,7 @@ def main() -> None:
             seeds=tuple(range(options.seed, options.seed + options.seeds)),
             iterations=iterations,
             schedule=default_schedule(iterations, iterations // 5, 10, 2),
-            methods=methods,
+            methods=tuple(method for method in methods if method in (options.methods or methods)),
             penalties=(1.0,),
             settings=settings,
             ensemble=ensemble,

@@ -17,9 +17,11 @@ from jaxtyping import Bool, Float
 
 from demosift.algorithms.bc import BC
 from demosift.data import read_dataset
+from demosift.data.rows import DatasetRows
 from demosift.files import write_json
 from demosift.learning.cloning import ROBUST
 from demosift.learning.fit import fit
+from demosift.sift.agreement import measure_agreement
 from demosift.sift.scoring import score
 from demosift.simulation.evaluation import evaluate
 from demosift.simulation.scripted.catalogue import SCRIPTED
@@ -40,6 +42,19 @@ def by_contrast(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: np
     return scored.episodes()["log_weight"][scored.num_expert_episodes :]
 
 
+def by_score(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: np.random.Generator) -> Score:
+    """The rank that `demosift score` gives: by log-weight, and lower where an episode stops early."""
+    assert data.supplementary is not None
+    scored = score(data.expert, data.supplementary)
+    return -scored.episodes()["rank"][scored.num_expert_episodes :].astype(np.float64)
+
+
+def by_agreement(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: np.random.Generator) -> Score:
+    """Without an expert: how well an episode agrees with the others."""
+    assert data.supplementary is not None
+    return measure_agreement(DatasetRows(data.supplementary)).combined
+
+
 def by_chance(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: np.random.Generator) -> Score:
     return rng.uniform(size=len(bad))
 
@@ -54,6 +69,8 @@ RANKINGS: dict[str, Callable[[Demonstrations, Bool[np.ndarray, "episodes"], np.r
     "contrast": by_contrast,
     "random": by_chance,
     "truth": by_truth,
+    "score": by_score,
+    "agreement": by_agreement,
 }
 
 
@@ -129,12 +146,12 @@ def measure(name: str, options: argparse.Namespace, found: dict[str, Any]) -> No
 
 
 def table(results: dict[str, Any]) -> str:
-    """Precision by pile and ranking, and how many episodes of each kind the first ranking drops."""
+    """Precision by pile and ranking, and how many episodes of each kind `score` drops, or else the first ranking."""
     names = [ranking for ranking in RANKINGS if all(ranking in found["rankings"] for found in results.values())]
     kinds = (*BAD_KINDS, "second", "clean")
     rows = [["pile", *names, *kinds], ["---"] * (1 + len(names) + len(kinds))]
     for task, found in results.items():
-        dropped = found["rankings"][names[0]]["dropped"]
+        dropped = found["rankings"]["score" if "score" in names else names[0]]["dropped"]
         of_kind = ["{} of {}".format(*dropped.get(kind, [0, 0])) for kind in kinds]
         rows.append([task, *(f"{found['rankings'][ranking]['precision']:.2f}" for ranking in names), *of_kind])
     means = [np.mean([found["rankings"][ranking]["precision"] for found in results.values()]) for ranking in names]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.json", "page.json"
 SCORE_FILES = (ROWS, EPISODES, SUMMARY, PAGE, "report.html")
 ROW_GROUP = 1 << 20
+FINISHED = 8.0  # what an episode that stops early loses of its merit, times the log of the share it went
 MOST_BAD_ROWS = 1 << 30  # that a summary may claim
 Role = Literal["expert", "supplementary"]
 SOURCES: tuple[Role, Role] = ("expert", "supplementary")  # in the order of the rows
@@ -47,11 +48,17 @@ class Scores:
     role: Role | Literal["dataset"]  # dataset: what both sets are episodes of
     weight: Float[np.ndarray, "rows"]
     episode_ends: Int[np.ndarray, "episodes"]
-    order: Int[np.ndarray, "episodes"]  # episodes, best first
+    merit: Float[np.ndarray, "episodes"]  # by which episodes are ranked
     threshold: float
     summary: Mapping[str, Any]
     numbers: Int[np.ndarray, "episodes"]  # of the episodes, in their file
     settled: Int[np.ndarray, "episodes"] | None = None  # 1 for episodes named as the expert's, -1 for bad ones, else 0
+
+    @property
+    def order(self) -> Int[np.ndarray, "episodes"]:
+        """The episodes, best first: those that a person named, then by merit, and bad ones last."""
+        settled = np.zeros(len(self.merit)) if self.settled is None else self.settled
+        return np.lexsort((-self.merit, -settled))
 
 
 def row_schema() -> "pa.Schema":
@@ -148,37 +155,36 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
 
 def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     rows = read_part(folder / ROWS, ["episode", "weight"], role)
-    episodes = read_part(folder / EPISODES, ["episode", "log_weight"], role, optional=["number"])
+    episodes = read_part(folder / EPISODES, ["episode", "log_weight"], role, optional=["number", "finish"])
     weight = _checked(folder / ROWS, rows["weight"], summary[role].get("rows", len(rows["weight"])))
     number = rows["episode"]
     ends = np.append(np.flatnonzero(np.diff(number)) + 1, len(number))
     every = np.arange(len(ends))
     if not np.array_equal(number[ends - 1], every) or not np.array_equal(np.sort(episodes["episode"]), every):
         raise Unusable(f"{folder}: {ROWS} and {EPISODES} do not agree on the episodes")
-    if np.isnan(episodes["log_weight"]).any():
-        raise Unusable(f"{folder / EPISODES}: log_weight: not a number for each episode")
+    finish = episodes.get("finish", np.ones(1))
+    if np.isnan(episodes["log_weight"]).any() or not ((finish > 0) & (finish <= 1)).all():
+        raise Unusable(f"{folder / EPISODES}: log_weight, finish: not a number for each episode")
     best = np.empty(len(ends))
-    best[episodes["episode"].astype(np.int64)] = episodes["log_weight"]
-    order = np.argsort(-best, kind="stable")
+    best[episodes["episode"].astype(np.int64)] = merit(episodes["log_weight"], episodes.get("finish"))
     numbers = np.arange(len(ends))
     if "number" in episodes:  # files of before count from 0
         if not np.array_equal(episodes["number"], np.clip(np.floor(episodes["number"]), 0, 2**53)):
             raise Unusable(f"{folder / EPISODES}: number: not whole numbers")
         numbers[episodes["episode"].astype(np.int64)] = episodes["number"]
-    return Scores(role, weight, ends, order, float(summary["threshold"]), summary, numbers)
+    return Scores(role, weight, ends, best, float(summary["threshold"]), summary, numbers)
 
 
 def read_dataset_scores(folder: Path, summary: Row) -> Scores:
     """The scores of all episodes in the order of their numbers. Those that are known to be bad weigh nothing."""
-    weights, numbers, settled = [], [], []
+    weights, numbers, settled, merits = [], [], [], []
     named = summary.get("expert_by") == "the user"
     for role in SOURCES:
         own = read_role(folder, summary, role)
         numbers.append(own.numbers)
         weights += np.split(own.weight, own.episode_ends[:-1])
-        settled.append(np.full(len(own.order), int(role == "expert" and named)))
-    with np.errstate(divide="ignore"):
-        log_weight = [float(np.log(own).mean()) for own in weights]
+        merits.append(own.merit)
+        settled.append(np.full(len(own.merit), int(role == "expert" and named)))
     bad = summary.get("bad")
     if isinstance(bad, dict) and bad.get("in_dataset"):
         try:
@@ -190,18 +196,17 @@ def read_dataset_scores(folder: Path, summary: Row) -> Scores:
             weights += [np.zeros(length) for length in lengths]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Unusable(f"{folder / SUMMARY}: not a summary of scores: {one_line(error)}") from error
-        log_weight += [-np.inf] * len(lengths)
+        merits.append(np.full(len(lengths), -np.inf))
         settled.append(np.full(len(lengths), -1))
     known = np.concatenate(settled)
     number = np.concatenate(numbers)
     if len(np.unique(number)) != len(number):
         raise Unusable(f"{folder / EPISODES}: number: two episodes have the same")
     place = np.argsort(number)
-    # Episodes that a person named come first, bad ones last, and the others by their weight.
-    merit = np.lexsort((-np.array(log_weight)[place], -known[place]))
+    best = np.concatenate(merits)[place]
     ends = np.cumsum([len(weights[index]) for index in place])
     weight = np.concatenate([weights[index] for index in place])
-    return Scores("dataset", weight, ends, merit, float(summary["threshold"]), summary, number[place], known[place])
+    return Scores("dataset", weight, ends, best, float(summary["threshold"]), summary, number[place], known[place])
 
 
 def read_summary(folder: Path) -> Row:
@@ -232,6 +237,13 @@ def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role | Li
         f"{os.fspath(data)}: not what {folder} has scores of ({summary['supplementary'].get('path')} and "
         f"{summary['expert'].get('path')}), or changed since; score it again"
     )
+
+
+def merit(
+    log_weight: Float[np.ndarray, "episodes"], finish: Float[np.ndarray, "episodes"] | None
+) -> Float[np.ndarray, "episodes"]:
+    """By what episodes are ranked: the mean log-weight of their rows, less where they stop early."""
+    return log_weight if finish is None else log_weight + FINISHED * np.log(finish)
 
 
 def read_part(path: Path, columns: list[str], role: Role, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
 from demosift.report.statistics import probability_greater, sample_std
+from demosift.results.scores import merit
 from demosift.sift.agreement import Agreement, measure_agreement
 from demosift.sift.calibration import (
     LOG_LIMIT,
@@ -40,6 +41,7 @@ from demosift.sift.calibration import (
 )
 from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words
+from demosift.sift.finish import EARLY, measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
@@ -111,8 +113,9 @@ class Scored:
         mean_log = mean(np.log(self.weight))
         quantiles = segment_quantiles(self.weight, starts, QUANTILES)
         rank = np.empty(len(starts), np.int64)
+        best = merit(mean_log, self.columns.get("finish"))
         for part in (slice(self.num_expert_episodes), slice(self.num_expert_episodes, None)):
-            own = mean_log[part]
+            own = best[part]
             rank[part][np.argsort(-own, kind="stable")] = np.arange(1, len(own) + 1)
         return {
             "source": np.repeat(SOURCES, [self.num_expert_episodes, len(starts) - self.num_expert_episodes]),
@@ -328,11 +331,16 @@ def _score(
     diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed)
     if agreement is not None:
         warnings.insert(0, NOBODY)
+    finish = measure_finish(sources, how.seed)
+    early = 0 if finish is None else int((finish.share[len(sources[0].episode_ends) :] < EARLY).sum())
+    if early:
+        warnings.append(f"{early} episodes of the supplementary set stop before the expert's do: they rank lower")
     summary = {
         "expert": describe_source(expert, sources[0], found.surveys[0]),
         "supplementary": describe_source(supplementary, sources[1], found.surveys[1]),
         "dataset": describe_dataset(expert, supplementary),
         "bad": known_bad,
+        "finish": None if finish is None else {"told": finish.told, "early": early},
         "expert_by": "the user" if agreement is None else "agreement",
         "scorer": {"name": how.scorer.name, **dataclasses.asdict(how.scorer), **found.about},  # type: ignore[call-overload]
         "members": how.members,
@@ -358,11 +366,11 @@ def _score(
         "versions": provenance()["versions"],
     }
     numbers = np.concatenate([source.numbers for source in sources])
-    columns = {}
+    columns = {} if finish is None else {"finish": finish.share}
     if agreement is not None:
         first = agreement.stand_ins()
         order = np.concatenate([first, np.setdiff1d(np.arange(len(agreement.rank)), first)])
-        columns = {name: values[order] for name, values in agreement.columns.items()}
+        columns |= {name: values[order] for name, values in agreement.columns.items()}
         if isinstance(supplementary, Dataset):
             numbers = order
     fold, num_episodes = found.plan.fold, len(sources[0].episode_ends)
