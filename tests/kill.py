@@ -181,8 +181,8 @@ class Victim:
             raise Problem(f"processes left behind: {left}")
         if number != signal.SIGKILL and code not in (0, -number, 128 + number):
             raise Problem(f"exit {code}: {said}")
-        lines = [line for line in said.splitlines() if "cells" not in line and "writing checkpoints" not in line]
-        if code != 0 and len(lines) > 1:
+        lines = [line for line in said.splitlines() if line.startswith("demosift: ")]  # the others tell of progress
+        if code != 0 and (len(lines) > 1 or "Traceback" in said):
             raise Problem(f"{len(lines)} lines: {said}")
         if self.verb.again is not None:
             ended = "finished before" if code == 0 else "continued to the same bytes"
