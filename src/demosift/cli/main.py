@@ -373,6 +373,7 @@ def add_grid(sub: Parser) -> None:
     about = "networks that act as one policy (default: one; five for sift)"
     add("--ensemble", type=within(MEMBERS), metavar="K", help=about)
     add_named_recipe(sub)
+    add_observations(sub)
     add("--add", action="store_true", help="keep the grid in --out as it is and add this one to its tables")
     add_precision(sub)
     about = "write a checkpoint and stop after this time; the same command continues"
@@ -384,6 +385,11 @@ def add_grid(sub: Parser) -> None:
     add("--max-members", type=within(MEMBERS), help=about)
     add("--workers", type=within(PROCESSES), help="number of simulating processes (default: one per core)")
     add_recipe(sub)
+
+
+def add_observations(sub: Parser) -> None:
+    about = "the expert's actions are unknown: its file need not have any, and those that it has are not used"
+    sub.add_argument("--expert-observations", action=argparse.BooleanOptionalAction, default=False, help=about)
 
 
 def add_precision(sub: Parser) -> None:
@@ -441,6 +447,7 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         add("--task", help="train on a task such as hopper/noisy-expert, drawn anew for each seed")
         add("--expert", help="the expert's data: a file, a folder or minari:ID")
         add("--supplementary", help="the supplementary data, in any of the same forms")
+        add_observations(sub)
         if each.takes_weights:
             add("--scores", metavar="DIR", help="folder of weights that score wrote, used as they are")
         add("--out", required=True, help="folder for the run")
