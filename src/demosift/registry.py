@@ -118,6 +118,8 @@ ALGORITHMS: Registry[Any] = Registry(
         "wbcu-two-stage": "demosift.algorithms.wbcu_two_stage:WBCUTwoStage",
         "demodice": "demosift.algorithms.demodice:DemoDICE",
         "dwbc": "demosift.algorithms.dwbc:DWBC",
+        "smodice": "demosift.algorithms.smodice:SMODICE",
+        "lobsdice": "demosift.algorithms.lobsdice:LobsDICE",
         "sift": "demosift.sift.method:Sift",
     },
 )
