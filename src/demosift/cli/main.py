@@ -166,8 +166,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def with_algorithm(arguments: Sequence[str], default: str = DEFAULT_ALGORITHM) -> list[str]:
-    """The arguments with the default algorithm where `train` is followed by flags alone, or by nothing."""
+    """The arguments with the default algorithm where `train` is followed by flags alone, or by nothing.
+
+    An algorithm that has several names gets the one that files have.
+    """
+    from demosift.registry import ALGORITHMS
+
     word = first_word(arguments)
+    if list(arguments[:1]) == ["train"] and word is not None and word in ALGORITHMS.also:
+        place = arguments.index(word)
+        return [*arguments[:place], ALGORITHMS.own_name(word), *arguments[place + 1 :]]
     named = word in ("-h", "--help") or (word is not None and not word.startswith("-"))
     if list(arguments[:1]) != ["train"] or named:
         return list(arguments)

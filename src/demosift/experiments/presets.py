@@ -50,6 +50,10 @@ class Request:
     ensemble: int | None = None  # None: the method's own
     expert_actions: bool = True  # False: of the expert, only observations are known
 
+    def __post_init__(self) -> None:
+        if self.methods is not None:
+            object.__setattr__(self, "methods", tuple(map(REGISTRY.own_name, self.methods)))
+
 
 def row_facts() -> dict[str, About]:
     """How every method that a result may name is shown: the algorithms, and last the oracle."""
@@ -165,6 +169,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         algorithm, _, setting = key.rpartition(".")
         if algorithm and algorithm not in REGISTRY:
             raise InputError(f"--set {text}: unknown algorithm {algorithm!r}; there are {', '.join(REGISTRY)}")
+        key = f"{REGISTRY.own_name(algorithm)}.{setting}" if algorithm else key
         kinds = [
             types[setting]
             for name in ([algorithm] if algorithm else REGISTRY.loaded())
