@@ -115,6 +115,7 @@ def run_train(options: argparse.Namespace) -> Answer:
     from contextlib import ExitStack
 
     from demosift.algorithms import REGISTRY
+    from demosift.learning.algorithm import check_expert_actions
     from demosift.learning.fit import fit
     from demosift.learning.runner import Callback
     from demosift.learning.trackers import TensorBoard, WandB
@@ -125,6 +126,7 @@ def run_train(options: argparse.Namespace) -> Answer:
             write_request(options, settings)  # when the folder is this run's
 
     cls = REGISTRY[options.algorithm]
+    check_expert_actions(cls, not options.expert_observations)
     settings = settings_of(cls, options)
     seeds = list(seeds_of(options))
     data = read_training_data(options, seeds)
@@ -232,10 +234,12 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
         raise InputError("train: --scores: needs --expert and --supplementary, the files that were scored")
     if options.task:
         recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
-        return [make_task(options.task, seed, **recipe) for seed in seeds]
+        tasks = [make_task(options.task, seed, **recipe) for seed in seeds]
+        return [dataclasses.replace(task, expert_actions=not options.expert_observations) for task in tasks]
     if not options.expert:
         raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
-    data = load(options.expert, options.supplementary, actions=options.actions)
+    unknown = options.expert_observations
+    data = load(options.expert, options.supplementary, actions=options.actions, expert_observations=unknown)
     if scores:
         from demosift.sift.filtering import with_scores
 
@@ -390,6 +394,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         disjoint=options.disjoint,
         replay=options.replay,
         precision=options.precision,
+        expert_actions=not options.expert_observations,
     )
     answer, text = reproduce(
         options.what,

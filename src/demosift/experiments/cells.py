@@ -56,6 +56,7 @@ class DataKey:
     pool: int = 20
     disjoint: bool = False
     replay: str | None = None
+    expert_actions: bool = True  # False: of the expert, only observations are known
 
     @property
     def task(self) -> str:
@@ -93,6 +94,7 @@ class Cell:
             "evaluation": dataclasses.asdict(self.schedule),
             **stated(self.precision),
             **({} if self.ensemble == 1 else {"ensemble": self.ensemble}),
+            **({} if self.data.expert_actions else {"expert_actions": False}),
         }
 
     def id(self, data: Mapping[str, Any]) -> str:

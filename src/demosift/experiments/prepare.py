@@ -51,7 +51,7 @@ class Prepared:
 
     def needed(self, supplementary: bool) -> Demonstrations:
         """The part that an algorithm reads: for BC a million rows of replay stay on the host."""
-        return self.demonstrations if supplementary else Demonstrations(self.demonstrations.expert)
+        return self.demonstrations if supplementary else replace(self.demonstrations, supplementary=None)
 
 
 class Preparation:
@@ -89,7 +89,10 @@ class Preparation:
             recipe["replay"] = collected(Path(key.replay))
         if key.trained_on == "clean":
             # The supplementary set stays for its states' statistics: the oracle's normaliser is everybody's.
-            task = Demonstrations(with_clean_rows(task.expert, task.supplementary), task.supplementary)
+            task = replace(task, expert=with_clean_rows(task.expert, task.supplementary))
+        if not key.expert_actions:
+            recipe["expert_actions"] = False
+            task = replace(task, expert_actions=False)
         return Prepared(key, task, recipe, self.reference(key))
 
     def reference(self, key: DataKey) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from demosift.algorithms import REGISTRY, About, facts, make_algorithm
 from demosift.experiments.cells import Cell, DataKey, Schedule, TrainedOn
-from demosift.learning.algorithm import setting_fields
+from demosift.learning.algorithm import check_expert_actions, setting_fields
 from demosift.learning.fit import check_setting, with_horizon
 from demosift.learning.members import Precision, check_precision
 from demosift.ranges import NOT_NEGATIVE, POOL, SEED, check_once
@@ -48,6 +48,11 @@ class Request:
     replay: str | None = None
     precision: Precision = "float32"
     ensemble: int | None = None  # None: the method's own
+    expert_actions: bool = True  # False: of the expert, only observations are known
+
+    def __post_init__(self) -> None:
+        if self.methods is not None:
+            object.__setattr__(self, "methods", tuple(map(REGISTRY.own_name, self.methods)))
 
 
 def row_facts() -> dict[str, About]:
@@ -109,8 +114,10 @@ def table(recipe: str, request: Request) -> list[Cell]:
     for env, method in itertools.product(request.envs, request.methods or METHODS[recipe]):
         trained_on: TrainedOn = "clean" if method == ORACLE else "task"
         replay = replay_folder(recipe, env, request)
+        check_expert_actions(REGISTRY[algorithm_of(method)], request.expert_actions)
         for settings, seed in itertools.product(rows(method, request), request.seeds):
-            data = DataKey(env, recipe, seed, trained_on, request.pool, request.disjoint, replay)
+            source = (request.pool, request.disjoint, replay, request.expert_actions)
+            data = DataKey(env, recipe, seed, trained_on, *source)
             algorithm = with_horizon(make_algorithm(algorithm_of(method), settings), request.iterations)
             check_setting(algorithm, discrete=False)
             ensemble = algorithm.about.ensemble if request.ensemble is None else request.ensemble
@@ -162,6 +169,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         algorithm, _, setting = key.rpartition(".")
         if algorithm and algorithm not in REGISTRY:
             raise InputError(f"--set {text}: unknown algorithm {algorithm!r}; there are {', '.join(REGISTRY)}")
+        key = f"{REGISTRY.own_name(algorithm)}.{setting}" if algorithm else key
         kinds = [
             types[setting]
             for name in ([algorithm] if algorithm else REGISTRY.loaded())
