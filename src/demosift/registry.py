@@ -118,6 +118,8 @@ ALGORITHMS: Registry[Any] = Registry(
         "wbcu-two-stage": "demosift.algorithms.wbcu_two_stage:WBCUTwoStage",
         "demodice": "demosift.algorithms.demodice:DemoDICE",
         "dwbc": "demosift.algorithms.dwbc:DWBC",
+        "ilid": "demosift.algorithms.ilid:ILID",
+        "tailo": "demosift.algorithms.tailo:TAILO",
         "sift": "demosift.sift.method:Sift",
     },
 )

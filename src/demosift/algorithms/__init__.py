@@ -3,7 +3,9 @@
 from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
 from demosift.algorithms.dwbc import DWBC
+from demosift.algorithms.ilid import ILID
 from demosift.algorithms.nbcu import NBCU
+from demosift.algorithms.tailo import TAILO
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
 from demosift.learning.about import About, Work
@@ -12,8 +14,10 @@ from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, Metrics, Sta
 __all__ = [
     "BC",
     "DWBC",
+    "ILID",
     "NBCU",
     "REGISTRY",
+    "TAILO",
     "WBCU",
     "About",
     "Algorithm",
