@@ -277,7 +277,7 @@ def test_ilid_weighs_as_its_equations_say(form: str, monkeypatch: pytest.MonkeyP
     expert, pile = (normaliser.apply(part.transitions.obs) for part in (data.expert, data.supplementary))
 
     def clipped(seed: int, x: np.ndarray) -> np.ndarray:
-        z = reference.forward(float64(fixed((x.shape[1], 8, 1), seed)), np.float64(x))[-1][:, 0]
+        z = reference.forward(float64(fixed((x.shape[1], 8, 1), seed)), x.astype(np.float64))[-1][:, 0]
         return np.clip(reference.sigmoid(z), 0.1, 0.9)
 
     hit = clipped(1, normaliser.apply(data.supplementary.transitions.next_obs)) >= 0.4
@@ -289,6 +289,7 @@ def test_ilid_weighs_as_its_equations_say(form: str, monkeypatch: pytest.MonkeyP
     wanted = 90 * used * d / (1 - d) / used.sum()
     wanted[30:] += 90 * (kept & beta) / kept.sum()
     assert 0 < kept.sum() < 60
+    assert found is not None
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     for actual, rows in zip((*given[0], *given[1]), (expert, pile, x[:30], x[used]), strict=True):
         np.testing.assert_array_equal(actual, rows)
@@ -307,7 +308,7 @@ def test_tailo_weighs_as_its_equations_say(monkeypatch: pytest.MonkeyPatch):
     found = TAILO(discount=0.9, hidden=(8,)).prepare(data, None).weight
     normaliser = fit_normaliser(data, "supplementary")
     expert, pile = (normaliser.apply(part.transitions.obs) for part in (data.expert, data.supplementary))
-    z = [reference.forward(float64(fixed((3, 8, 1), seed)), np.float64(pile))[-1][:, 0] for seed in (1, 2)]
+    z = [reference.forward(float64(fixed((3, 8, 1), seed)), pile.astype(np.float64))[-1][:, 0] for seed in (1, 2)]
     parts = np.split(np.arange(60), data.supplementary.episode_ends[:-1])
     means = np.array([z[0][part].mean() for part in parts])
     safe = np.concatenate([part for part, mean in zip(parts, means, strict=True) if mean < np.quantile(means, 0.8)])
