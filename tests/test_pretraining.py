@@ -38,6 +38,7 @@ from demosift.learning.losses import discriminator_loss
 from demosift.learning.networks import Categorical, TanhGaussian
 from demosift.learning.pretraining import Discriminator, Pair
 from demosift.learning.runner import Bar
+from demosift.results.folder import read_results
 from demosift.results.prepared import PREPARED
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
@@ -504,6 +505,7 @@ def test_killed_while_preparing_and_resumed(name: str, stage: int, tmp_path: Pat
     assert folder_bytes(tmp_path / "cut") == folder_bytes(tmp_path / "whole")
     assert tree(tmp_path / "cut/scores") == tree(tmp_path / "whole/scores")
     assert list(tree(tmp_path / "cut/scores")) == [f"0/{PREPARED}"]
+    assert read_results(tmp_path / "cut").unread == ()  # a report knows the file
 
 
 def test_what_was_prepared_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
