@@ -41,8 +41,10 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
 # Shapes are checked while tests run, in the modules that do maths. The hook must come before their first import.
-MATHS = [f"learning.{name}" for name in ("kernels", "networks", "losses", "learner", "cloning", "critic")]
-MATHS.append("learning.discriminator")
+MATHS = [
+    f"learning.{name}"
+    for name in ("kernels", "networks", "losses", "learner", "cloning", "critic", "discriminator", "pretraining")
+]
 install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "conftest.checked")
 
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
@@ -65,6 +67,8 @@ WITHIN_TEN_STEPS: dict[str, Row] = {
     "dwbc": {"discriminator_every": 4},
     "smodice": {"discriminator_iterations": CHUNK},
     "wbcu-two-stage": {"discriminator_iterations": CHUNK},
+    "ilid": {"discriminator_iterations": CHUNK},
+    "tailo": {"discriminator_iterations": CHUNK, "first_iterations": CHUNK, "discriminator_batch_size": 16},
 }
 
 
@@ -100,6 +104,11 @@ def random_dataset(seed: int, num_rows: int, discrete: bool = False, episode: in
 def random_demonstrations(kind: str = "continuous", seed: int = 0, num_rows: int = 60) -> Demonstrations:
     discrete = kind == "discrete"
     return Demonstrations(random_dataset(seed, 30, discrete), random_dataset(seed + 1, num_rows, discrete))
+
+
+def prepared(name: str, kind: str = "continuous", **changes: Any) -> Demonstrations:
+    """The data as `fit` gives them to the members: with the weights of a method that prepares some."""
+    return tiny(name).prepare(random_demonstrations(kind, **changes), None)
 
 
 def fit_tiny(name: str, kind: str = "continuous", data: Demonstrations | None = None, **changes: Any) -> Run:

@@ -330,6 +330,48 @@ def dwbc_policy_loss(
     return -float(np.sum(weight * log_prob.sum(axis=1))) / (len(obs) / 2), gradient
 
 
+def ilid_discriminator_loss(network: Network, x_expert: Array, x_other: Array) -> tuple[float, Gradient]:
+    """-mean_E log d - mean_O log(1-d), d the probability clipped to [0.1, 0.9]."""
+    expert, other = forward(network, x_expert), forward(network, x_other)
+    c_expert, c_other = sigmoid(expert[-1]), sigmoid(other[-1])
+
+    def free(c: Array) -> Array:
+        return (c > 0.1) & (c < 0.9)
+
+    gradient = add(
+        backward(network, expert, -(1.0 - c_expert) * free(c_expert) / len(c_expert))[0],
+        backward(network, other, c_other * free(c_other) / len(c_other))[0],
+    )
+    d_expert, d_other = np.clip(c_expert, 0.1, 0.9), np.clip(c_other, 0.1, 0.9)
+    return -float(np.mean(np.log(d_expert)) + np.mean(np.log(1.0 - d_other))), gradient
+
+
+def tailo_discriminator_loss(
+    network: Network, x_expert: Array, x_other: Array, amount: Array, coefficient: float, eta: float | None
+) -> tuple[float, Gradient]:
+    """eta BCE(E,1) + max(0, BCE(U,0) - eta BCE(E,0)), or BCE(E,1) + BCE(U,0) without eta; + coefficient * GP of z."""
+    expert, other = forward(network, x_expert), forward(network, x_other)
+    share, back = (1.0, 0.0) if eta is None else (eta, eta)
+    rest = np.mean(softplus(other[-1])) - back * np.mean(softplus(expert[-1]))
+    on = float(eta is None or rest > 0.0)
+    z_expert, z_other = expert[-1], other[-1]
+    expert_bar = (-share * sigmoid(-z_expert) - on * back * sigmoid(z_expert)) / len(z_expert)
+    points = amount * x_expert + (1.0 - amount) * x_other
+    penalised, penalty_gradient = penalty(network, points, "value", target=1.0)
+    gradient = add(
+        backward(network, expert, expert_bar)[0],
+        backward(network, other, on * sigmoid(z_other) / len(z_other))[0],
+        scale(coefficient, penalty_gradient),
+    )
+    return float(share * np.mean(softplus(-z_expert)) + on * rest + coefficient * penalised), gradient
+
+
+def discounted_sum(value: Array, discount: float, terms: int) -> Array:
+    """sum_j gamma^j v_{t+j} over so many terms, the last value repeated."""
+    padded = np.concatenate([value, np.full(terms, value[-1])])
+    return np.array([np.sum(discount ** np.arange(terms) * padded[t : t + terms]) for t in range(len(value))])
+
+
 def adam(
     parameter: Array, gradient: Array, first: Array, second: Array, count: int, learning_rate: float, epsilon: float
 ) -> tuple[Array, Array, Array]:

@@ -550,6 +550,7 @@ def test_finite_members():
 PADDED = [
     ("bc", {}),
     ("wbcu", {"gradient_penalty": 10.0}),
+    pytest.param("ilid", {"discriminator_iterations": 5}, marks=pytest.mark.long),
     pytest.param("dwbc", {"discriminator_every": 2}, marks=pytest.mark.long),
     pytest.param("demodice", {}, marks=pytest.mark.long),
 ]

@@ -23,6 +23,7 @@ ZERO = """--seed --member --checkpoint-seconds --time-limit --seconds --discount
 NEGATIVE = "--log-std-floor"
 LARGE = """--learning-rate --discriminator-learning-rate --critic-learning-rate --gradient-penalty --gradient-penalties
     --nu-penalty --alpha --eta --threshold --decay --weight-decay --critic-decay --episodes"""
+ZERO, LARGE = f"{ZERO} --sigma --kappa", f"{LARGE} --kappa"
 NOT_ZERO = {("score", "--threshold"), ("filter", "--threshold"), ("reproduce", "--evaluate-every")}
 NOT_ZERO |= {("collect", "--evaluate-every")}
 NOT_LARGE = {(verb, "--episodes") for verb in ["collect", "record", "task", "evaluate", "reproduce", "train"]}

@@ -273,7 +273,7 @@ def test_which_limit_each_algorithm_has():
         each = make_algorithm(name, {"hidden": (4, 4)})
         state = jax.eval_shape(lambda key, each=each: each.init(batch, key), jax.random.key(0))
         limits[name] = each.policy(state).mean_limit
-    assert limits.pop("dwbc") == 9.0
+    assert limits.pop("dwbc") == limits.pop("ilid") == 9.0
     assert set(limits.values()) == {7.0}
 
 

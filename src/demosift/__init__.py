@@ -6,7 +6,19 @@ TYPE_CHECKING = False  # `typing` takes as long to import as all else before the
 if TYPE_CHECKING:
     from typing import Any
 
-    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, SMODICE, WBCU, DemoDICE, LobsDICE, WBCUTwoStage
+    from demosift.algorithms import (
+        BC,
+        DWBC,
+        ILID,
+        NBCU,
+        REGISTRY,
+        SMODICE,
+        TAILO,
+        WBCU,
+        DemoDICE,
+        LobsDICE,
+        WBCUTwoStage,
+    )
     from demosift.data import load, read_dataset, write_dataset
     from demosift.data.format import Format
     from demosift.learning.algorithm import Algorithm, Batch, algorithm
@@ -30,7 +42,10 @@ if TYPE_CHECKING:
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
-    "algorithms": ["BC", "DWBC", "NBCU", "SMODICE", "WBCU", "DemoDICE", "LobsDICE", "REGISTRY", "WBCUTwoStage"],
+    "algorithms": [
+        *("BC", "DWBC", "ILID", "NBCU", "SMODICE", "TAILO", "WBCU"),
+        *("DemoDICE", "LobsDICE", "REGISTRY", "WBCUTwoStage"),
+    ],
     "learning.algorithm": ["Algorithm", "Batch", "algorithm"],
     "learning.runner": ["Callback"],
     "data.format": ["Format"],
@@ -55,9 +70,11 @@ _HOME = {name: f"demosift.{home}" for home, names in _HOMES.items() for name in 
 __all__ = [
     "BC",
     "DWBC",
+    "ILID",
     "NBCU",
     "REGISTRY",
     "SMODICE",
+    "TAILO",
     "WBCU",
     "Algorithm",
     "Batch",

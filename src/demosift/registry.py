@@ -132,6 +132,8 @@ ALGORITHMS: Registry[Any] = Registry(
         "dwbc": "demosift.algorithms.dwbc:DWBC",
         "smodice": "demosift.algorithms.smodice:SMODICE",
         "lobsdice": "demosift.algorithms.lobsdice:LobsDICE",
+        "ilid": "demosift.algorithms.ilid:ILID",
+        "tailo": "demosift.algorithms.tailo:TAILO",
         "sift": "demosift.sift.method:Sift",
     },
     also={"isw-bc": "wbcu"},

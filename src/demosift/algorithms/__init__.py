@@ -3,9 +3,11 @@
 from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
 from demosift.algorithms.dwbc import DWBC
+from demosift.algorithms.ilid import ILID
 from demosift.algorithms.lobsdice import LobsDICE
 from demosift.algorithms.nbcu import NBCU
 from demosift.algorithms.smodice import SMODICE
+from demosift.algorithms.tailo import TAILO
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
 from demosift.learning.about import About, Work
@@ -14,9 +16,11 @@ from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, Metrics, Sta
 __all__ = [
     "BC",
     "DWBC",
+    "ILID",
     "NBCU",
     "REGISTRY",
     "SMODICE",
+    "TAILO",
     "WBCU",
     "About",
     "Algorithm",

@@ -6,7 +6,7 @@ The paper's code has no BC run, only an unused deterministic policy beside the t
 reading: the same policy class, learning rate and batch size as NBCU and WBCU.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -24,10 +24,10 @@ class State(NamedTuple):
 
 
 def clone_evenly(
-    state: State, rows: Transitions, learning_rate: float, iteration: Array, cloner: Cloner
+    state: State, rows: Transitions, learning_rate: float, iteration: Array, cloner: Cloner, **adam: Any
 ) -> tuple[State, Metrics]:
     """A step in which every row counts the same."""
-    policy, loss = clone(state.policy, rows, jnp.ones(rows.reward.shape), learning_rate, iteration, cloner)
+    policy, loss = clone(state.policy, rows, jnp.ones(rows.reward.shape), learning_rate, iteration, cloner, **adam)
     return State(policy), {"policy_loss": loss}
 
 

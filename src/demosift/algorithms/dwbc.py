@@ -22,7 +22,7 @@ from demosift.learning.about import About, Work, cloning_work, forward_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import PAPER, Cloner, update_policy
 from demosift.learning.discriminator import weight_metrics
-from demosift.learning.learner import Learner, descend, start
+from demosift.learning.learner import TORCH_ADAM_EPSILON, Learner, descend, start
 from demosift.learning.losses import weighted_loss
 from demosift.learning.networks import (
     Layer,
@@ -39,7 +39,6 @@ from demosift.learning.networks import (
 )
 from demosift.types import Transitions
 
-TORCH_ADAM_EPSILON = 1e-8
 DISCRIMINATOR_RANGE = (0.1, 0.9)
 LOG_PROB_RANGE = (-20.0, 10.0)
 MEAN_LIMIT = 9.0

@@ -193,8 +193,17 @@ def settings_by_name(setting: Algorithm) -> dict[str, Any]:
 
 
 def number_fields(cls: type) -> list[str]:
-    """The hyper-parameters in which members of one program may differ: the algorithm's own, annotated `float`."""
-    return [field.name for field in dataclasses.fields(cls) if field.type is float]
+    """The hyper-parameters in which members of one program may differ: the algorithm's own, annotated `float`.
+
+    Not those of `prepare` (`before_training`), which members that share their data share as well.
+    """
+    mine = dataclasses.fields(cls)
+    return [field.name for field in mine if field.type is float and field.metadata.get("members", True)]
+
+
+def before_training(default: float, allowed: Range | None = None) -> Any:
+    """A number of which `prepare` makes use: one for all members of a program, like what is prepared."""
+    return dataclasses.field(default=default, metadata={"members": False, "range": allowed})
 
 
 def member_fields(cls: type) -> list[str]:

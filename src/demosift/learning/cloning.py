@@ -127,8 +127,9 @@ def clone(
     learning_rate: float,
     iteration: Array | int = 0,
     cloner: Cloner = PAPER,
+    **adam: Any,
 ) -> tuple[Learner, Float[Array, ""]]:
-    """One step down the weighted loss on these rows."""
+    """One step down the weighted loss on these rows. `adam`: what else `descend` takes."""
 
     def loss(params: Policy) -> Float[Array, ""]:
         if cloner.loss == "squared" and isinstance(params, TanhGaussian):
@@ -137,7 +138,7 @@ def clone(
         return weighted_loss(weight, jnp.sum(params.log_prob(rows.obs, rows.action), axis=-1))
 
     value, gradient = jax.value_and_grad(loss)(policy.params)
-    return update_policy(policy, gradient, learning_rate, iteration, cloner), value
+    return update_policy(policy, gradient, learning_rate, iteration, cloner, **adam), value
 
 
 def update_policy(

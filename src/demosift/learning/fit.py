@@ -35,6 +35,7 @@ from demosift.learning.held_out import HeldOut, choose, choose_held_out, without
 from demosift.learning.members import Precision, check_precision, every_member, fill, stated
 from demosift.learning.program import Program
 from demosift.learning.runner import (
+    Bar,
     Callback,
     Evaluator,
     HostMetrics,
@@ -154,7 +155,7 @@ def fit(
         ]
         if judged:
             sources = [without(source, rows) for source, rows in zip(sources, left_out, strict=True)]
-            check_weights(settings[0], sources)
+            check_weight_values(sources)
         members = every_member(with_own_decays(settings), seeds, sources, normalisers, environment)
         program = Program(members, precision, ensemble)
         every = None if evaluator is None else evaluator.every
@@ -236,29 +237,6 @@ class Recorder(Callback):
     def on_checkpoint(self, position: int, note: Note) -> None:
         if self.folder is not None:
             note[METRICS] = list(self.rows)
-
-
-class Bar(Callback):
-    """A progress bar with the rate and the losses."""
-
-    def __init__(self, display: Progress, name: str, iterations: int, num_members: int) -> None:
-        self.line = display.line(name, iterations, text="compiling")
-        self.num_members, self.losses = num_members, ""
-
-    def on_start(self, position: int, note: Note) -> None:
-        self.began, self.start = time.monotonic(), position
-        self.line.update(position)
-
-    def on_advance(self, position: int) -> None:
-        rate = (position - self.start) * self.num_members / (time.monotonic() - self.began)
-        self.line.update(position, f"{rate:,.0f} it/s  {self.losses}")
-
-    def on_log(self, position: int, metrics: HostMetrics) -> None:
-        self.losses = "  ".join(
-            f"{key.removesuffix('_loss')} {np.nanmean(value):.3g}"
-            for key, value in metrics.items()
-            if key.endswith("_loss") and not np.isnan(value).all()
-        )
 
 
 def finite_policy(trainee: Trainee, name: str, failures: Mapping[int, str]) -> tuple[Policy, dict[int, str]]:
@@ -377,9 +355,15 @@ def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None
     if not setting.takes_weights:
         takers = ", ".join(name for name, cls in REGISTRY.loaded().items() if cls.takes_weights)
         raise InputError(f"{setting.name}: finds its own weights; those given with the data are for {takers}")
-    if len(given) < len(sources):
+    check_weight_values(sources)
+
+
+def check_weight_values(sources: Sequence[Demonstrations]) -> None:
+    """Of weights that were given with the data or prepared from them."""
+    given = [source.weight for source in sources if source.weight is not None]
+    if 0 < len(given) < len(sources):
         raise InputError("fit: some of the datasets come with weights and some do not")
-    for source, weight in zip(sources, given, strict=True):
+    for source, weight in zip(sources, given, strict=False):
         rows = len(source.expert) + len(source.supplementary or ())
         if weight.shape != (rows,) or not np.isfinite(weight).all() or (weight < 0).any() or not (weight > 0).any():
             raise InputError(f"fit: the weights must be {rows} finite numbers, none negative and not all zero")

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+TORCH_ADAM_EPSILON = 1e-8
+
 
 class Learner(NamedTuple):
     """`average`, where there is one, follows the parameters slowly and is what acts."""

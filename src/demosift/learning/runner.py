@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from demosift.files import plain
 from demosift.policy import Policy, named_arrays
+from demosift.progress import Progress
 from demosift.results.checkpoint import Arrays, Checkpoint, Checkpoints, Note
 from demosift.types import EnvironmentSpec
 
@@ -108,6 +109,29 @@ class Callback:
 
     def on_checkpoint(self, position: int, note: Note) -> bool | None:
         """A checkpoint is about to be written; what is put into the note is given to `on_start` later."""
+
+
+class Bar(Callback):
+    """A progress bar with the rate and the losses."""
+
+    def __init__(self, display: Progress, name: str, iterations: int, num_members: int) -> None:
+        self.line = display.line(name, iterations, text="compiling")
+        self.num_members, self.losses = num_members, ""
+
+    def on_start(self, position: int, note: Note) -> None:
+        self.began, self.start = time.monotonic(), position
+        self.line.update(position)
+
+    def on_advance(self, position: int) -> None:
+        rate = (position - self.start) * self.num_members / (time.monotonic() - self.began)
+        self.line.update(position, f"{rate:,.0f} it/s  {self.losses}")
+
+    def on_log(self, position: int, metrics: HostMetrics) -> None:
+        self.losses = "  ".join(
+            f"{key.removesuffix('_loss')} {np.nanmean(value):.3g}"
+            for key, value in metrics.items()
+            if key.endswith("_loss") and not np.isnan(value).all()
+        )
 
 
 def metric_rows(position: int, metrics: HostMetrics) -> list[Row]:

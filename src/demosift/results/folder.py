@@ -25,6 +25,7 @@ from demosift.results.cell import (
     read_grid,
 )
 from demosift.results.measured import MeasuredRun, Row, label
+from demosift.results.prepared import PREPARED
 from demosift.results.run import RUN_FILES, read_run
 from demosift.results.scores import SCORE_FILES, is_score_folder, read_page
 from demosift.results.weights import WEIGHTS, read_weights
@@ -110,7 +111,8 @@ def read_results(folder: str | os.PathLike[str], skip: Collection[str] = (), req
         known = (RUN_FILES if is_run else SCORE_FILES if is_score else ()) + (
             (WEIGHTS, REPORT) if path == folder else ()
         )
-        unread += [label(name, file) for file in files if file not in known and path.name != "checkpoint"]
+        known += (PREPARED,) if path.parent.name == "scores" else ()
+        unread += [label(name, file) for file in files if file not in known and "checkpoint" not in Path(name).parts]
     if required and not runs and not problems:
         raise InputError(f"{folder}: no run here (a run folder holds config.json and metrics.jsonl)")
     problems += [f"{label(run.name)}: no evaluations, so no score" for run in runs if not run.evaluated]

@@ -13,25 +13,17 @@ from pathlib import Path
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.algorithms.bc import State, clone_evenly
-from demosift.files import digest as digest_arrays
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import ROBUST, Cloner, init_cloner
 from demosift.learning.networks import Policy
+from demosift.learning.prepared import KNOWN, key_of, remember
 from demosift.registry import SCORERS
-from demosift.types import Dataset, Demonstrations, InputError, Transitions
-
-KNOWN: dict[tuple[str, ...], Float[np.ndarray, "rows"]] = {}
-"""Weights of this process, so that the cells of a grid that share their data are scored once."""
-
-
-def digest(data: Dataset) -> str:
-    transitions = data.transitions
-    return digest_arrays({"obs": transitions.obs, "action": transitions.action, "ends": data.episode_ends})
+from demosift.results.checkpoint import Arrays
+from demosift.types import Demonstrations, InputError, Transitions
 
 
 @algorithm
@@ -67,12 +59,16 @@ class Sift:
             if len(weight) != len(data.expert) + len(data.supplementary):
                 raise InputError(f"{folder}: the scores are of other data; choose another folder")
             return replace(data, weight=weight)
-        key = (self.scorer, *(digest(part) for part in (data.expert, data.supplementary)))
-        if folder is not None or key not in KNOWN:
-            from demosift.sift.scoring import score  # here: a machine that only trains may lack what scoring needs
+        key = key_of(data, self.name, self.scorer)
+        if folder is not None:
+            KNOWN.pop(key, None)  # the folder gets more than the weights: their page, and a row for each episode
+        return replace(data, weight=remember(key, lambda: self.score(data, folder))["weight"])
 
-            KNOWN[key] = score(data.expert, data.supplementary, scorer=self.scorer, out=folder).weight
-        return replace(data, weight=KNOWN[key])
+    def score(self, data: Demonstrations, folder: Path | None) -> Arrays:
+        from demosift.sift.scoring import score  # here: a machine that only trains may lack what scoring needs
+
+        assert data.supplementary is not None
+        return {"weight": score(data.expert, data.supplementary, scorer=self.scorer, out=folder).weight}
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         return State(init_cloner(batch, self.hidden, key, self.cloner))

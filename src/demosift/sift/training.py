@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from demosift.algorithms import Batch
 from demosift.learning.members import Draw, Members, advance, init_members, over_members
+from demosift.learning.pieces import in_pieces
 from demosift.learning.runner import Callback, HostMetrics, Schedule, Trainee, run
 from demosift.sift.discriminators import Part
 from demosift.sift.training_sample import TrainingSample
@@ -23,7 +24,6 @@ from demosift.simulation.cores import core_threads
 from demosift.types import Transitions
 
 HELD_OUT = 2_048  # rows of each set that a held-out loss is taken over
-APPLY_ROWS = 4_096  # rows that a compiled function is given at a time
 
 Report = Callable[[int], None]
 
@@ -227,16 +227,3 @@ def logit(
 ) -> Float[np.ndarray, "rows"]:
     """One model's log-ratios."""
     return in_pieces(functools.partial(_logit, trained.part, trained.state, jnp.int32(model)), obs, action)
-
-
-def in_pieces(
-    function: Callable[..., Array], obs: Float[np.ndarray, "rows obs"], action: Shaped[np.ndarray, "rows action"]
-) -> Float[np.ndarray, "rows"]:
-    """A number for every row, by a compiled function that gets pieces of one size, so that it is compiled once."""
-    out = np.empty(len(obs))
-    for start in range(0, len(obs), APPLY_ROWS):
-        piece = slice(start, min(start + APPLY_ROWS, len(obs)))
-        padding = ((0, start + APPLY_ROWS - piece.stop), (0, 0))
-        given = (np.pad(array[piece], padding) if padding[0][1] else array[piece] for array in (obs, action))
-        out[piece] = np.asarray(function(*given))[: piece.stop - start]
-    return out
