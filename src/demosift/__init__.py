@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # `typing` takes as long to import as all else before the
 if TYPE_CHECKING:
     from typing import Any
 
-    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, DemoDICE, WBCUTwoStage
+    from demosift.algorithms import BC, DWBC, IQL, NBCU, OTR, REGISTRY, SEABO, WBCU, DemoDICE, WBCUTwoStage
     from demosift.data import load, read_dataset, write_dataset
     from demosift.data.format import Format
     from demosift.learning.algorithm import Algorithm, Batch, algorithm
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
-    "algorithms": ["BC", "DWBC", "NBCU", "WBCU", "DemoDICE", "REGISTRY", "WBCUTwoStage"],
+    "algorithms": ["BC", "DWBC", "IQL", "NBCU", "OTR", "SEABO", "WBCU", "DemoDICE", "REGISTRY", "WBCUTwoStage"],
     "learning.algorithm": ["Algorithm", "Batch", "algorithm"],
     "learning.runner": ["Callback"],
     "data.format": ["Format"],
@@ -55,8 +55,11 @@ _HOME = {name: f"demosift.{home}" for home, names in _HOMES.items() for name in 
 __all__ = [
     "BC",
     "DWBC",
+    "IQL",
     "NBCU",
+    "OTR",
     "REGISTRY",
+    "SEABO",
     "WBCU",
     "Algorithm",
     "Batch",

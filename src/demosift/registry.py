@@ -118,6 +118,9 @@ ALGORITHMS: Registry[Any] = Registry(
         "wbcu-two-stage": "demosift.algorithms.wbcu_two_stage:WBCUTwoStage",
         "demodice": "demosift.algorithms.demodice:DemoDICE",
         "dwbc": "demosift.algorithms.dwbc:DWBC",
+        "iql": "demosift.algorithms.iql:IQL",
+        "seabo": "demosift.algorithms.seabo:SEABO",
+        "otr": "demosift.algorithms.otr:OTR",
         "sift": "demosift.sift.method:Sift",
     },
 )

@@ -252,6 +252,7 @@ class Demonstrations:
     expert: Dataset
     supplementary: Dataset | None = None
     weight: Float[np.ndarray, "rows"] | None = None
+    expert_actions: bool = True
 
     @property
     def union(self) -> Transitions:

@@ -3,7 +3,10 @@
 from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
 from demosift.algorithms.dwbc import DWBC
+from demosift.algorithms.iql import IQL
 from demosift.algorithms.nbcu import NBCU
+from demosift.algorithms.otr import OTR
+from demosift.algorithms.seabo import SEABO
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
 from demosift.learning.about import About, Work
@@ -12,8 +15,11 @@ from demosift.learning.algorithm import REGISTRY, Algorithm, Batch, Metrics, Sta
 __all__ = [
     "BC",
     "DWBC",
+    "IQL",
     "NBCU",
+    "OTR",
     "REGISTRY",
+    "SEABO",
     "WBCU",
     "About",
     "Algorithm",

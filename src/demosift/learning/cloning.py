@@ -127,6 +127,7 @@ def clone(
     learning_rate: float,
     iteration: Array | int = 0,
     cloner: Cloner = PAPER,
+    **adam: Any,
 ) -> tuple[Learner, Float[Array, ""]]:
     """One step down the weighted loss on these rows."""
 
@@ -137,7 +138,7 @@ def clone(
         return weighted_loss(weight, jnp.sum(params.log_prob(rows.obs, rows.action), axis=-1))
 
     value, gradient = jax.value_and_grad(loss)(policy.params)
-    return update_policy(policy, gradient, learning_rate, iteration, cloner), value
+    return update_policy(policy, gradient, learning_rate, iteration, cloner, **adam), value
 
 
 def update_policy(

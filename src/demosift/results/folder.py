@@ -25,6 +25,7 @@ from demosift.results.cell import (
     read_grid,
 )
 from demosift.results.measured import MeasuredRun, Row, label
+from demosift.results.rewards import REWARDS
 from demosift.results.run import RUN_FILES, read_run
 from demosift.results.scores import SCORE_FILES, is_score_folder, read_page
 from demosift.results.weights import WEIGHTS, read_weights
@@ -107,7 +108,7 @@ def read_results(folder: str | os.PathLike[str], skip: Collection[str] = (), req
                 weights = read_weights(folder)
             except Unusable as error:
                 problems.append(str(error))
-        known = (RUN_FILES if is_run else SCORE_FILES if is_score else ()) + (
+        known = (RUN_FILES if is_run else SCORE_FILES if is_score else (REWARDS,)) + (
             (WEIGHTS, REPORT) if path == folder else ()
         )
         unread += [label(name, file) for file in files if file not in known and path.name != "checkpoint"]
