@@ -5,7 +5,9 @@
     w    = min(exp(temperature (Q' - V)), 100)
     L_pi = -mean_U  w log pi(a|s)
 
-The rewards are those in the data; `seabo` and `otr` run the same step on rewards of their own. Q' are target networks.
+Q' are target networks. The rewards are those in the data, so scaled that the best and the worst return are 1,000 apart,
+as the authors do for locomotion (for AntMaze they take `scaling="none", bias=1`). `seabo` and `otr` run the same step on
+rewards of their own.
 
 **Order of one iteration**, as in the authors' code: V steps; the policy steps with the weights of the new V; the twin Q
 step towards targets of the new V; the target networks move by 0.005 towards the new Q.
@@ -159,6 +161,7 @@ class IQL:
     temperature: float = 3.0
     discount: float = 0.99
     target_rate: float = 0.005
+    bias: float = 0.0  # subtracted from every reward; with 1, steps cost and reaching a terminal ends the cost
     learning_rate: float = 3e-4
     critic_learning_rate: float = 3e-4
     scaling: Literal["returns", "none"] = "returns"  # of the rewards: the best and worst return 1,000 apart
@@ -180,7 +183,7 @@ class IQL:
         return init_state(batch, self.hidden, key, self.cloner)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        return learn(self, state, batch.union, batch.union.reward, iteration)
+        return learn(self, state, batch.union, batch.union.reward - self.bias, iteration)
 
     def policy(self, state: State) -> Policy:
         return state.policy.acting

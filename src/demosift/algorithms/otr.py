@@ -60,6 +60,7 @@ class OTR:
     temperature: float = 3.0
     discount: float = 0.99
     target_rate: float = 0.005
+    bias: float = 0.0  # subtracted from every reward, after scaling; the authors' is 2 for AntMaze
     learning_rate: float = 3e-4
     critic_learning_rate: float = 3e-4
     batch_size: int = 256
@@ -74,7 +75,7 @@ class OTR:
         return init_state(batch, self.hidden, key, self.cloner)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        return learn(self, state, batch.union, batch.union.reward, iteration)
+        return learn(self, state, batch.union, batch.union.reward - self.bias, iteration)
 
     def policy(self, state: State) -> Policy:
         return state.policy.acting

@@ -7,6 +7,9 @@ normalised, as in the authors' code; actions are in [-1, 1], and discrete ones a
 expert did, d is the distance of (s,s'), and the supplementary rows alone are learned from. The expert's own rows are at
 distance zero, so they have the largest reward, alpha; the authors' expert is part of the data set, so theirs do too.
 
+Rewards are positive, so an episode that goes on is worth more than one that ends, and a policy may circle in front of a
+goal that ends it. With `bias=alpha`, as the authors have it for AntMaze, every step away from the expert costs instead.
+
 The step is that of `iql`, where its order and deviations are. Another one: the authors clone by the weighted squared
 error, which is `loss="squared"` here; the default is the likelihood, which discrete actions can have too.
 """
@@ -60,6 +63,7 @@ class SEABO:
 
     alpha: float = 1.0
     beta: float = 0.5
+    bias: float = 0.0  # subtracted from every reward; the authors' is 1 for AntMaze
     expectile: float = 0.7
     temperature: float = 3.0
     discount: float = 0.99
@@ -78,7 +82,10 @@ class SEABO:
         return init_state(batch, self.hidden, key, self.cloner)
 
     def step(self, state: State, batch: Batch, iteration: Array, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        return learn(self, state, batch.union, nearness(batch.union.reward, self.alpha, self.beta), iteration)
+        return learn(self, state, batch.union, self.reward(batch.union.reward), iteration)
+
+    def reward(self, distance: Float[Array, "rows"]) -> Float[Array, "rows"]:
+        return nearness(distance, self.alpha, self.beta) - self.bias
 
     def policy(self, state: State) -> Policy:
         return state.policy.acting

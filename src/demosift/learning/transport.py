@@ -21,7 +21,8 @@ EPSILON, ITERATIONS = 0.01, 100
 BLOCK = 65_536  # entries of K in the cache together
 LARGEST = 2**26  # entries of one cost matrix, half a gigabyte; each core has two such matrices
 
-States = Float[np.ndarray, "steps obs"]
+States = Float[np.ndarray, "_ obs"]
+Costs = Float64[np.ndarray, "_"]
 
 
 def cosine_cost(a: States, b: States) -> Float64[np.ndarray, "a b"]:
@@ -55,16 +56,14 @@ def transport_plan(
     return kernel
 
 
-def step_costs(episode: States, other: States) -> Float64[np.ndarray, "steps"]:
+def step_costs(episode: States, other: States) -> Costs:
     """The mean cost of moving each step of an episode: the plan's cost in its row, of the mass in its row."""
     cost = cosine_cost(episode, other)
     plan = transport_plan(cost)
     return len(episode) * np.einsum("ij,ij->i", plan, cost)
 
 
-def costs_of_episodes(
-    episodes: Sequence[States], experts: Sequence[States]
-) -> list[list[Float64[np.ndarray, "steps"]]]:
+def costs_of_episodes(episodes: Sequence[States], experts: Sequence[States]) -> list[list[Costs]]:
     """For every episode the costs of its steps against each of the experts. Each core takes an episode at a time."""
     longest, other = (max(map(len, each)) for each in (episodes, experts))
     if longest * other > LARGEST:
@@ -73,7 +72,7 @@ def costs_of_episodes(
             "memory; cut them into shorter episodes"
         )
 
-    def one(episode: States) -> list[Float64[np.ndarray, "steps"]]:
+    def one(episode: States) -> list[Costs]:
         return [step_costs(episode, expert) for expert in experts]
 
     with threadpool_limits(1, "blas"), core_threads() as threads:
