@@ -41,16 +41,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
 # Shapes are checked while tests run, in the modules that do maths. The hook must come before their first import.
-MATHS = [
-    f"learning.{name}"
-    for name in ("kernels", "networks", "losses", "learner", "cloning", "critic", "discriminator", "pretraining")
-]
+MATHS = [f"learning.{name}" for name in ("kernels", "networks", "losses", "learner", "cloning", "critic")]
+MATHS += [f"learning.{name}" for name in ("discriminator", "pretraining", "neighbours", "transport")]
 install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "conftest.checked")
 
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
 from demosift.learning import fit as train  # noqa: E402
 from demosift.learning import members as programs  # noqa: E402
 from demosift.learning import program  # noqa: E402
+from demosift.learning.cloning import Cloner  # noqa: E402
 from demosift.learning.runner import Callback  # noqa: E402
 from demosift.results.run import Row, Run  # noqa: E402
 from demosift.types import Dataset, Demonstrations, Transitions  # noqa: E402
@@ -63,7 +62,9 @@ KINDS = ("continuous", "discrete")
 COMBINATIONS = [(name, kind) for name in REGISTRY if name != "sift" for kind in KINDS]
 
 # What makes something happen within ten steps: DWBC's discriminator steps twice, two stages take a chunk each.
+FALLING = {"cloner": Cloner(rate_schedule="cosine", horizon=STEPS)}  # what `fit` makes of the methods' own
 WITHIN_TEN_STEPS: dict[str, Row] = {
+    **dict.fromkeys(("iql", "seabo", "otr"), FALLING),
     "dwbc": {"discriminator_every": 4},
     "smodice": {"discriminator_iterations": CHUNK},
     "wbcu-two-stage": {"discriminator_iterations": CHUNK},

@@ -380,3 +380,18 @@ def adam(
     second = 0.999 * second + 0.001 * gradient**2
     step = first / (1.0 - 0.9**count) / (np.sqrt(second / (1.0 - 0.999**count)) + epsilon)
     return parameter - learning_rate * step, first, second
+
+
+def expectile_loss(network: Network, obs: Array, q: Array, expectile: float) -> tuple[float, Gradient]:
+    """mean |tau - 1(q < V)| (q - V)^2."""
+    values = forward(network, obs)
+    gap = q - values[-1][:, 0]
+    share = np.abs(expectile - (gap < 0.0))
+    gradient, _ = backward(network, values, (-2.0 * share * gap / len(gap))[:, None])
+    return float(np.mean(share * gap**2)), gradient
+
+
+def squared_loss(network: Network, x: Array, target: Array) -> tuple[float, Gradient]:
+    values = forward(network, x)
+    gap = values[-1][:, 0] - target
+    return float(np.mean(gap**2)), backward(network, values, (2.0 * gap / len(gap))[:, None])[0]

@@ -1,26 +1,18 @@
-"""Nearest neighbours: the search finds what sorting all distances finds."""
+"""Log-ratios by nearest neighbours are those of sorted distances."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_neighbours import sorted_distances
 
 from demosift.sift import neighbours
 from demosift.sift.folds import Plan
 from demosift.sift.neighbours import (
     action_closeness,
     closeness,
-    find_nearest,
     make_references,
-    nearest,
     state_closeness,
 )
 from demosift.sift.training_sample import TrainingSample
-
-
-def sorted_distances(obs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    squared = ((obs[:, None].astype(np.float64) - reference[None]) ** 2).sum(axis=-1)
-    order = np.argsort(squared, axis=1, kind="stable")
-    return order, np.take_along_axis(squared, order, axis=1)
 
 
 def random_sample(num_rows: int, num_models: int = 2) -> TrainingSample:
@@ -29,37 +21,6 @@ def random_sample(num_rows: int, num_models: int = 2) -> TrainingSample:
     action = rng.uniform(-1, 1, (num_rows, 2)).astype(np.float32)
     fold = (np.arange(num_rows) % num_models).astype(np.int8)
     return TrainingSample(obs, action, num_rows // 2, Plan(num_models, 1, fold, np.arange(num_rows) < num_rows // 2))
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_the_exact_search_finds_what_sorting_finds(count: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(neighbours, "CHUNK", 64)  # the last chunk is not full
-    rng = np.random.default_rng(1)
-    reference, obs = (rng.normal(size=(rows, 4)) for rows in (50, 200))
-    order, squared = sorted_distances(obs, reference)
-    index, distance = find_nearest(obs, reference, count)
-    assert (np.sort(index, axis=1) == np.sort(order[:, :count], axis=1)).all()
-    np.testing.assert_allclose(np.sort(distance, axis=1), np.sqrt(squared[:, :count]), rtol=1e-12)
-
-
-def test_rows_that_are_left_out_are_nobodys_neighbours():
-    states, number = np.random.default_rng(1).normal(size=(6, 2)), np.arange(6)
-    index, distance = find_nearest(states, states, 3, left_out=lambda part: number[part, None] % 2 == number % 2)
-    assert ((index % 2 != number[:, None] % 2) & np.isfinite(distance)).all()
-    index, distance = find_nearest(states, states, 3, left_out=lambda part: number[part, None] // 4 == number // 4)
-    assert np.isinf(distance[:4]).any(axis=1).all(), "of two rows that are left, no third is the nearest"
-    assert np.isfinite(distance[4:]).all()
-
-
-def test_the_nearest_are_found_in_order():
-    rng = np.random.default_rng(1)
-    reference, obs = (rng.normal(size=(rows, 4)).astype(np.float32) for rows in (64, 500))
-    order, squared = sorted_distances(obs, reference[:50])
-    found = np.asarray(nearest(jnp.asarray(reference), jnp.int32(50), jnp.asarray(obs), 5)).T
-    assert found.max() < 50  # the others are padding
-    mine = ((obs[:, None] - reference[found]) ** 2).sum(axis=-1)
-    np.testing.assert_allclose(mine, squared[:, :5], rtol=2e-3, atol=1e-5)
-    assert np.mean(found == order[:, :5]) > 0.99
 
 
 @pytest.mark.parametrize("sizes", [(40, 33), (7, 3)])  # the smaller has fewer rows than neighbours are asked for

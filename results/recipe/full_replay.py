@@ -20,8 +20,8 @@ from demosift.data import read_dataset
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.files import write_json
+from demosift.learning.neighbours import find_nearest
 from demosift.sift import method
-from demosift.sift.neighbours import find_nearest
 from demosift.simulation import environments
 from demosift.tasks.recipes import Sources, _episodes, draw_task
 from demosift.types import Dataset, Demonstrations

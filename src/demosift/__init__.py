@@ -10,8 +10,11 @@ if TYPE_CHECKING:
         BC,
         DWBC,
         ILID,
+        IQL,
         NBCU,
+        OTR,
         REGISTRY,
+        SEABO,
         SMODICE,
         TAILO,
         WBCU,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
     "algorithms": [
-        *("BC", "DWBC", "ILID", "NBCU", "SMODICE", "TAILO", "WBCU"),
+        *("BC", "DWBC", "ILID", "IQL", "NBCU", "OTR", "SEABO", "SMODICE", "TAILO", "WBCU"),
         *("DemoDICE", "LobsDICE", "REGISTRY", "WBCUTwoStage"),
     ],
     "learning.algorithm": ["Algorithm", "Batch", "algorithm"],
@@ -71,8 +74,11 @@ __all__ = [
     "BC",
     "DWBC",
     "ILID",
+    "IQL",
     "NBCU",
+    "OTR",
     "REGISTRY",
+    "SEABO",
     "SMODICE",
     "TAILO",
     "WBCU",

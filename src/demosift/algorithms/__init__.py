@@ -4,8 +4,11 @@ from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
 from demosift.algorithms.dwbc import DWBC
 from demosift.algorithms.ilid import ILID
+from demosift.algorithms.iql import IQL
 from demosift.algorithms.lobsdice import LobsDICE
 from demosift.algorithms.nbcu import NBCU
+from demosift.algorithms.otr import OTR
+from demosift.algorithms.seabo import SEABO
 from demosift.algorithms.smodice import SMODICE
 from demosift.algorithms.tailo import TAILO
 from demosift.algorithms.wbcu import WBCU
@@ -17,8 +20,11 @@ __all__ = [
     "BC",
     "DWBC",
     "ILID",
+    "IQL",
     "NBCU",
+    "OTR",
     "REGISTRY",
+    "SEABO",
     "SMODICE",
     "TAILO",
     "WBCU",

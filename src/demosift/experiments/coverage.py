@@ -14,8 +14,8 @@ from demosift.data.normaliser import fit_normaliser
 from demosift.experiments.cells import DataKey
 from demosift.experiments.prepare import Preparation
 from demosift.experiments.presets import Request
+from demosift.learning.neighbours import find_nearest
 from demosift.results.cell import COVERAGE, write_coverage
-from demosift.sift.neighbours import find_nearest
 from demosift.tasks.recipes import ORIGINS
 from demosift.types import Demonstrations
 

@@ -90,6 +90,10 @@ class Algorithm(Method, Protocol):
         """Refuse settings that cannot be, before anything is written. Refuses none."""
         ...
 
+    def check_data(self, data: Demonstrations) -> None:
+        """Refuse data from which it cannot learn, before anything is written. Refuses none."""
+        ...
+
     def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
         """The data with what it needs beside it, which may be kept in the folder. The data as it is."""
         ...
@@ -137,6 +141,7 @@ RANGES = {  # of the settings that methods share; another has the range in its f
     "alpha": NOT_NEGATIVE,
     "average": UNIT,
     "batch_size": BATCH,
+    "beta": NOT_NEGATIVE,
     "critic_decay": NOT_NEGATIVE,
     "critic_learning_rate": NOT_NEGATIVE,
     "decay": NOT_NEGATIVE,
@@ -145,12 +150,15 @@ RANGES = {  # of the settings that methods share; another has the range in its f
     "discriminator_iterations": STEPS,
     "discriminator_learning_rate": NOT_NEGATIVE,
     "eta": POSITIVE,
+    "expectile": UNIT,
     "gradient_penalty": NOT_NEGATIVE,
     "hidden": WIDTH,
     "horizon": SEED,
     "learning_rate": NOT_NEGATIVE,
     "log_std_floor": Range(-20, 2),
     "nu_penalty": NOT_NEGATIVE,
+    "target_rate": UNIT,
+    "temperature": NOT_NEGATIVE,
     "threshold": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
 }
@@ -251,6 +259,7 @@ def algorithm(cls: type[A]) -> type[A]:
         "needs_expert_actions": True,
         "cloner": None,
         "check": lambda self: None,
+        "check_data": lambda self, data: None,
         "prepare": lambda self, data, folder: data,
         "work": lambda self: [cloning_work(self.batch_size, self.hidden)],
     }

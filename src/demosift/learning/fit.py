@@ -295,6 +295,8 @@ def check_request(
                 raise InputError(
                     f"{settings[0].name}: needs a supplementary dataset beside {source.expert.source}; bc does not"
                 )
+    for source in sources:
+        settings[0].check_data(source)
 
 
 def check_setting(setting: Algorithm, discrete: bool) -> None:

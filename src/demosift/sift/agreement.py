@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import digamma
 
 from demosift.data import RowSource
-from demosift.sift.neighbours import find_nearest
+from demosift.learning.neighbours import find_nearest
 
 MOST_ROWS = 10_000  # that are compared with each other
 BATCH, ROUNDS, NEIGHBOURS = 1_024, 4, (5, 6, 7)  # of the estimate of mutual information

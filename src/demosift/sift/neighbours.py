@@ -1,21 +1,15 @@
-"""Nearest neighbours: the search, and log-ratios that come from it without training.
-
-`find_nearest` is exact, in float64, and can leave rows out; it serves where a few thousand rows are compared. Scoring
-compares every row of a large set and spends most of its time on that, so `nearest` is a compiled program. It is
-exhaustive too, but works in float32 and does not see differences of about a thousandth. A library's search would be a
-few times slower: here one matrix product gives the distances of a few reference rows from thousands of others, and
-minima and maxima alone keep each row's nearest so far in order, which a processor does for many rows at once.
-"""
+"""Log-ratios that come from nearest neighbours, without training."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
+from demosift.learning.neighbours import AT_A_TIME, nearest
 from demosift.sift.training import in_pieces
 from demosift.sift.training_sample import TrainingSample
 
@@ -24,38 +18,7 @@ Action = Shaped[np.ndarray, "rows action"]
 Features = Float[np.ndarray, "features rows"]
 
 LARGEST_REFERENCE = 4_096
-AT_A_TIME = 16  # reference rows
-CHUNK = 1_000  # rows whose distances from every reference row are in memory together, in the exact search
 FARTHEST = 1e6  # in deviations; a number beyond it is clipped, so that squares stay finite
-
-
-def find_nearest(
-    states: Float[np.ndarray, "rows obs"],
-    reference: Float[np.ndarray, "references obs"],
-    count: int,
-    left_out: Callable[[slice], Bool[np.ndarray, "part references"]] | None = None,
-) -> tuple[Int[np.ndarray, "rows neighbours"], Float[np.ndarray, "rows neighbours"]]:
-    """The nearest reference rows of each state, in no order, and their distances.
-
-    `left_out` marks the reference rows that do not count for a slice of the states; where too few are left, the
-    distance is infinite.
-    """
-    count = min(count, len(reference))
-    index, distance = np.empty((len(states), count), np.int64), np.empty((len(states), count))
-    squares = (reference**2).sum(axis=1)
-    for start in range(0, len(states), CHUNK):
-        part = slice(start, min(start + CHUNK, len(states)))
-        square = (states[part] ** 2).sum(axis=1)[:, None] + squares[None] - 2 * states[part] @ reference.T
-        if left_out is not None:
-            square[left_out(part)] = np.inf
-        if count == 1:  # the first of equally near rows
-            index[part, 0] = square.argmin(axis=1)
-        else:
-            index[part] = np.argpartition(square, count - 1, axis=1)[:, :count]
-        # The product above loses digits where states are nearly equal; the few that matter are measured again.
-        exact = np.sqrt(((reference[index[part]] - states[part, None]) ** 2).sum(axis=-1))
-        distance[part] = np.where(np.isfinite(np.take_along_axis(square, index[part], axis=1)), exact, np.inf)
-    return index, distance
 
 
 class References(NamedTuple):
@@ -80,36 +43,6 @@ def make_references(sample: TrainingSample, rows: Sequence[np.ndarray], neighbou
 
     obs = stack(np.clip(sample.obs, -FARTHEST, FARTHEST))
     return References(obs, stack(sample.action), jnp.asarray(sizes, jnp.int32), min(neighbours, *sizes))
-
-
-def nearest(
-    reference: Float[Array, "references obs"], size: Int[Array, ""], obs: Float[Array, "rows obs"], neighbours: int
-) -> Int[Array, "neighbours rows"]:
-    """Which of the first `size` reference rows are nearest, in order.
-
-    The number of a row takes the place of the last bits of its squared distance. So of two rows whose distances differ
-    by less than about a thousandth, either may come first.
-    """
-    bits = len(reference).bit_length()
-    number = jnp.arange(len(reference), dtype=jnp.int32)
-    squares = jnp.where(number < size, jnp.sum(reference**2, axis=1), jnp.inf)
-    own_squares, columns = jnp.sum(obs**2, axis=1), obs.T
-
-    def step(found: tuple[Array, ...], part: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
-        rows, row_squares, row_number = part
-        squared = jnp.maximum(row_squares[:, None] + own_squares[None] - 2 * (rows @ columns), 0.0)
-        # Floats that are not negative have the same order as their bits.
-        key = (jax.lax.bitcast_convert_type(squared, jnp.int32) & jnp.int32(-(1 << bits))) | row_number[:, None]
-        kept = list(found)
-        for new in key:
-            for place, old in enumerate(kept):
-                kept[place], new = jnp.minimum(old, new), jnp.maximum(old, new)
-        return tuple(kept), None
-
-    parts = (array.reshape(-1, AT_A_TIME, *array.shape[1:]) for array in (reference, squares, number))
-    none = jnp.full(len(obs), np.iinfo(np.int32).max, jnp.int32)
-    found, _ = jax.lax.scan(step, (none,) * neighbours, tuple(parts))
-    return jnp.stack(found) & jnp.int32((1 << bits) - 1)
 
 
 @functools.partial(jax.jit, static_argnames="neighbours")

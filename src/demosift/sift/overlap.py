@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from demosift.data import RowSource
-from demosift.sift.neighbours import find_nearest
+from demosift.learning.neighbours import find_nearest
 from demosift.sift.training_sample import draw_rows
 
 MOST_EXPERT, MOST_SUPPLEMENTARY = 5_000, 10_000  # rows that are compared
