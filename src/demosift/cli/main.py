@@ -341,9 +341,15 @@ def add_output(sub: Parser) -> None:
 
 def add_policy(sub: Parser) -> None:
     sub.add_argument("policy", help="a run folder, a .safetensors file, or expert, medium or random with --env")
-    sub.add_argument("--env", help="the environment (default: the one stored with the policy)")
+    add_environment(sub, "the environment (default: the one stored with the policy)")
     about = "member of a run folder (default: all; the first to record or export)"
     sub.add_argument("--member", type=within(MEMBER), help=about)
+
+
+def add_environment(sub: Parser, about: str) -> None:
+    sub.add_argument("--env", help=about)
+    about = "keyword arguments to make the environment with; VALUE is JSON, or else text"
+    sub.add_argument("--env-arg", nargs="+", metavar="NAME=VALUE", help=about)
 
 
 def add_recipe(sub: Parser) -> None:
@@ -455,7 +461,7 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         about = f"networks that act as one policy, by the mean of their actions (default: {each.about.ensemble})"
         add("--ensemble", type=within(MEMBERS), default=each.about.ensemble, metavar="K", help=about)
         add_named_recipe(sub)
-        add("--env", help="environment to evaluate in (default: the one stored with the data)")
+        add_environment(sub, "environment to evaluate in (default: the one stored with the data)")
         about = "iterations between evaluations; 0 means never (default: 10000)"
         add("--evaluate-every", type=within(STEPS_OR_NEVER), default=10_000, help=about)
         about = "episodes per evaluation and member (default: 10)"
