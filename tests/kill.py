@@ -115,7 +115,7 @@ VERBS = {
         inputs=("data",),
     ),
     "collect": Verb(
-        "collect hopper --steps 5120 --evaluate-every 1280 --episodes 1 --checkpoint-seconds 0.05", again="--resume"
+        "collect hopper --steps 5056 --evaluate-every 1280 --episodes 1 --checkpoint-seconds 0.1", again="--resume"
     ),
     "reproduce": Verb(
         "reproduce noisy-expert --envs pusher --methods bc --pool 10 --seeds 2 --iterations 120 --evaluate-every 40 "
