@@ -15,6 +15,7 @@ import typing
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 from demosift.cli.ending import ENDINGS, explain, say, streams
@@ -115,24 +116,31 @@ def ending_signals() -> Iterator[list[signal.Signals]]:
     was heard.
 
     Python drops an exception raised inside a callback of its garbage collector, and JAX installs such a callback. So
-    the signal is sent again every two seconds until the program ends. What breaks while it ends is not told.
+    the signal is sent again every two seconds until the program ends. What breaks while it ends is not told. While a
+    module is imported nothing is raised: libraries crash when their initialisation is left in the middle.
     """
     heard: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
         yield heard
         return
-    over = threading.Event()
+    over, sending, raised = threading.Event(), threading.Lock(), threading.Event()
 
     def again() -> None:
-        while not over.wait(2.0):
-            os.kill(os.getpid(), signal.SIGINT)
+        while not over.wait(2.0 if raised.is_set() else 0.1):
+            with sending:
+                if not over.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupt(number: int, _: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if over.is_set():
+            return
         if not heard:
             heard.append(signal.Signals(number))
             sys.unraisablehook = threading.excepthook = lambda _: None
             threading.Thread(target=again, daemon=True).start()
-        raise KeyboardInterrupt
+        if not is_importing(frame):
+            raised.set()
+            raise KeyboardInterrupt
 
     numbers = [number for number in ENDINGS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
     hooks = sys.unraisablehook, threading.excepthook
@@ -141,9 +149,17 @@ def ending_signals() -> Iterator[list[signal.Signals]]:
         yield heard
     finally:
         over.set()
+        with sending:  # what is sent later would find no handler
+            pass
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook, threading.excepthook = hooks
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -466,6 +467,13 @@ def run_report(options: argparse.Namespace) -> Answer:
 
 
 def run_bench(options: argparse.Namespace) -> Answer:
+    from demosift.files import reserved
+
+    with reserved(options.out) if options.out else nullcontext():
+        return measure(options)
+
+
+def measure(options: argparse.Namespace) -> Answer:
     if options.what == "scores":
         from demosift.bench.scores import bench_scores
 
