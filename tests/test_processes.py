@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import random_dataset
 from kill import Started, start
 
 from demosift.cli.main import ending_signals, main
+from demosift.data import write_dataset
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
@@ -119,6 +122,7 @@ TWICE = {
     "filter": "filter x.hdf5 --scores x --out {}.hdf5",
     "export": "export expert --env hopper --out {}.onnx",
     "bench": "bench scale --out {}.json",
+    "train": "train bc --expert data.hdf5 --out {}-folder",
     "collect": "collect hopper --out {}-folder",
     "reproduce": "reproduce noisy-expert --out {}-folder",
     "demo": "demo --out {}-folder",
@@ -126,8 +130,12 @@ TWICE = {
 }
 
 
-def test_the_second_command_to_one_place_is_refused_before_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_second_command_to_one_place_is_refused_before_it_works(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
     """Whatever it would write, and whether or not the first has begun to write."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("data"))
+    write_dataset(random_dataset(0, 12), "data.hdf5")
     commands = {verb: text.format(tmp_path / str(index)) for index, (verb, text) in enumerate(TWICE.items())}
     places = {verb: command.split()[-1].removeprefix("lerobot:") for verb, command in commands.items()}
     Path(places["report"]).mkdir()
