@@ -10,23 +10,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-# Unoptimised and unfused programs compile three times as fast. Set before JAX starts; subprocesses inherit it.
-QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):  # later ones do not know the flag, and end the process that has it
-    QUICK_COMPILES += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_COMPILES}".strip()
-# Compiled programs are kept in the virtual environment for subprocesses, the other worker and the next run. JAX finds
-# them by the program, the flags and its own version. It does not write a file whole or not at all: a file cut short is
-# compiled anew, and processes that tests start, some of them to be killed, only read.
+from quick import compiling
+
+# Compiled programs are kept in the virtual environment for subprocesses, the other worker and the next run. Set before
+# JAX starts; processes that tests start, some of them to be killed, inherit it and only read.
 IN_VENV, COMPILED = sys.prefix != sys.base_prefix, Path(sys.prefix) / "compiled"
-if IN_VENV:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ |= compiling(COMPILED if IN_VENV else None)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import random_dataset, tree
 
 import demosift as ds
 from demosift.cli.main import main, make_parser
 from demosift.cli.parsers import subcommands
-from demosift.files import atomic_folder, atomic_write
+from demosift.data import write_dataset
+from demosift.files import atomic_folder, atomic_write, own_folder
 from demosift.ranges import MEMBERS, POSITIVE, Range
 from demosift.types import InputError
 
@@ -141,6 +143,41 @@ def test_places_that_cannot_be_written_are_one_line(
             pytest.fail("it began to work")
     assert list(tmp_path.iterdir()) == [here]
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", ["train bc --expert x.hdf5", "collect hopper", "reproduce noisy-expert", "reproduce coverage", "demo"]
+)
+def test_a_folder_that_holds_something_else_is_refused(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """Also where it is the one that the command is given in."""
+    monkeypatch.chdir(tmp_path)
+    write_dataset(random_dataset(0, 12), "x.hdf5")
+    before = tree(tmp_path)
+    for out in (".", str(tmp_path), f"../{tmp_path.name}"):
+        assert main([*command.split(), "--out", out]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "the folder is not empty" in said
+    assert tree(tmp_path) == before
+
+
+def test_folders_on_the_way_are_not_left_behind(tmp_path: Path, capsys: Any):
+    place = tmp_path / "a" / "b"
+    for command in (f"export {tmp_path} --out {place}/x.onnx", f"collect CartPole-v1 --out {place}/x"):
+        assert main(command.split()) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(InputError), own_folder(place):
+        raise InputError("no")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_long_value_is_not_repeated_whole(capsys: Any):
+    assert main(["record", "random", "--env", "x" * 5000, "--out", "y.hdf5"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("demosift: unknown environment 'xxx")
+    assert len(said) < 1100
 
 
 @pytest.mark.parametrize("prefix", ["minari:", "robomimic:", "lerobot:", "npz:"])

@@ -1,8 +1,10 @@
 """What a stranger's file may not do: leave its folder, wait, claim what it has not, choose what is run."""
 
+import dataclasses
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from fuzz import EPISODES, dataset, make_scores, policy
 from layouts import lerobot_v2, lerobot_v3, robomimic_file
 
+from demosift.cli.main import main
 from demosift.data import digest_source, open_rows, read_dataset, write_dataset
 from demosift.data import first_look as looking
 from demosift.data.formats import format_of
@@ -28,12 +31,18 @@ from demosift.files import (
     read_json,
     write_json,
 )
-from demosift.policy import Policy
+from demosift.policy import Layer, Policy
 from demosift.results.run import load_run
 from demosift.results.scores import read_scores
 from demosift.sift.filtering import filter_dataset
 from demosift.simulation.environments import SHORT_NAMES, stored
 from demosift.types import Bounds, EnvironmentSpec, InputError
+
+
+def zero_policy(spec: EnvironmentSpec) -> Policy:
+    """One that fits an environment of three numbers and one action."""
+    layers = (Layer(np.zeros((1, 3, 2), np.float32), np.zeros((1, 2), np.float32)),)
+    return dataclasses.replace(policy(1), layers=layers, environment=spec)
 
 
 def refused(call: Callable[[], Any], *parts: str) -> None:
@@ -222,6 +231,50 @@ def test_files_may_choose_what_changes_numbers_only() -> None:
         assert stored(spec) == spec
     more = {"healthy_z_range": [0.5, 2.0], "ctrl_cost_weight": 0.1, "max_episode_steps": 200, "frame_skip": 2}
     assert stored(EnvironmentSpec("Hopper-v5", more)).kwargs == more
+
+
+def test_users_choose_any_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file must not say, the user may: by `--env-arg`, with or without `--env`."""
+    endless, place = {"max_episode_steps": 10**9}, tmp_path / "a.safetensors"
+    zero_policy(EnvironmentSpec("Pendulum-v1", endless, (-2.0,), (2.0,))).save(place)
+    command = ["evaluate", str(place), "--episodes", "1"]
+    assert main(command) == 2
+    assert "'max_episode_steps=1000000000'; say so yourself" in capsys.readouterr().err
+    for flags in (["--env-arg", "max_episode_steps=3"], ["--env", "Pendulum-v1", "--env-arg", "max_episode_steps=3"]):
+        assert main([*command, "--json", *flags, "g=9.5"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["lengths"] == [[3]]
+        assert told["environment"]["kwargs"] == {"max_episode_steps": 3, "g": 9.5}
+    for text in ("g", "=1", "a b=1", "g=1 g=2", "g=x", "no_such=1"):
+        assert main([*command, "--env", "Pendulum-v1", "--env-arg", *text.split()]) == 2
+        assert capsys.readouterr().err.count("\n") == 1, text
+
+
+def test_an_environment_that_fails_is_no_defect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument that a file may choose can still be one that the environment cannot work with."""
+    spec = EnvironmentSpec("Pendulum-v1", {"max_episode_steps": 3}, (-2.0,), (2.0,))
+    zero_policy(spec).save(tmp_path / "a.safetensors")
+    assert main(["evaluate", str(tmp_path / "a.safetensors"), "--env-arg", 'g="x"']) == 2
+    assert "environment 'Pendulum-v1' failed: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('env = "antigravity:Hopper-v5"', "imports a module; say so yourself"),
+        ('env = "Hopper-v5"\nenv-arg = ["xml_file=/etc/passwd"]', "is made with \"xml_file='/etc/passwd'\"; say so"),
+        ('env-arg = ["xml_file=/etc/passwd"]', "is made with \"xml_file='/etc/passwd'\"; say so"),
+    ],
+)
+def test_configuration_files_choose_only_harmless_environments(
+    tmp_path: Path, lines: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(dataset(), tmp_path / "a.hdf5")
+    (tmp_path / "run.toml").write_text(f'algorithm = "bc"\nexpert = "a.hdf5"\n{lines}\n')
+    assert main(["train", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert "antigravity" not in sys.modules
+    assert not (tmp_path / "out").exists()
 
 
 # Sizes and numbers

@@ -9,7 +9,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, stop)
     from demosift.cli.main import main
 
-    return main()
+    code = main()
+    if code > 128:  # ended by a signal, perhaps in the middle of a library, which may not survive Python's own end
+        os._exit(code)
+    return code
 
 
 def stop(*_: object) -> None:

@@ -168,16 +168,29 @@ def own_folder(path: str | os.PathLike[str]) -> Iterator[None]:
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file, not a folder")
-    is_new = not path.exists()
-    with system_errors_named(path, FULL + _FORBIDDEN):
-        handle = _lock_folder(path, path)
-    try:
-        yield
-    finally:
-        if is_new:
-            with suppress(OSError):
-                path.rmdir()
-        os.close(handle)
+    with _new_folders(path):
+        with system_errors_named(path, FULL + _FORBIDDEN):
+            handle = _lock_folder(path, path)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def reserved(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep a place to this process before the work that leads to its atomic write: of two commands that write to one
+    place at once, the second is refused when it begins.
+    """
+    with _workshop(Path(path)) as place:
+        _reserved.add(place.absolute())
+        try:
+            yield
+        finally:
+            _reserved.discard(place.absolute())
+
+
+_reserved: set[Path] = set()  # by this process
 
 
 @contextmanager
@@ -189,16 +202,32 @@ def _workshop(path: Path) -> Iterator[Path]:
     if path.name in ("", ".."):
         raise InputError(f"{path}: has no name of its own, cannot write there")
     folder = path.with_name(f".{path.name}{PARTIAL}")
-    with system_errors_named(path, FULL + _FORBIDDEN):
-        handle = _lock_folder(folder, path)
-    try:
-        _remove(folder / path.name)
+    if (folder / path.name).absolute() in _reserved:
         yield folder / path.name
+        return
+    with _new_folders(folder):
+        with system_errors_named(path, FULL + _FORBIDDEN):
+            handle = _lock_folder(folder, path)
+        try:
+            _remove(folder / path.name)
+            yield folder / path.name
+        finally:
+            _remove(folder / path.name)
+            with suppress(OSError):
+                folder.rmdir()
+            os.close(handle)
+
+
+@contextmanager
+def _new_folders(path: Path) -> Iterator[None]:
+    """A folder that is not there yet, and those above it, are removed again if the block leaves them empty."""
+    new = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    try:
+        yield
     finally:
-        _remove(folder / path.name)
-        with suppress(OSError):
-            folder.rmdir()
-        os.close(handle)
+        for each in new:
+            with suppress(OSError):
+                each.rmdir()
 
 
 def _lock_folder(folder: Path, target: Path) -> int:

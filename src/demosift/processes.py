@@ -30,12 +30,16 @@ class WorkerError(RuntimeError):
     """What a worker did failed, or the worker died. Its traceback is in a note."""
 
 
+class OutsideError(WorkerError, InputError):
+    """A worker failed, but not demosift in it: an environment did, or the system ended the process."""
+
+
 class Failure(NamedTuple):
     """The last message of a worker that cannot go on."""
 
     message: str
     traceback: str
-    is_input: bool
+    kind: type[Exception]
 
 
 class Worker:
@@ -72,9 +76,13 @@ class Worker:
         try:
             answer = self.connection.recv()
         except (EOFError, OSError) as error:
-            raise WorkerError(f"a worker process died (exit status {self.process.poll()})") from error
+            status = self.process.wait()
+            if status < 0:
+                ended = f"a worker process died of {signal.Signals(-status).name}; was there enough memory?"
+                raise OutsideError(ended) from error
+            raise WorkerError(f"a worker process died (exit status {status})") from error
         if isinstance(answer, Failure):
-            failure = InputError(answer.message) if answer.is_input else WorkerError(answer.message)
+            failure = answer.kind(answer.message)
             failure.add_note(answer.traceback)
             raise failure
         return answer
@@ -148,6 +156,6 @@ def serve(role: str, fd: int, *fds: int) -> None:
     except (EOFError, ConnectionError):
         pass  # the parent is gone
     except Exception as error:
-        ours = isinstance(error, InputError | WorkerError)
-        message = str(error) if ours else f"{type(error).__name__}: {error}"
-        connection.send(Failure(message, traceback.format_exc(), isinstance(error, InputError)))
+        kind = next((kind for kind in (OutsideError, WorkerError, InputError) if isinstance(error, kind)), None)
+        message = str(error) if kind else f"{type(error).__name__}: {error}"
+        connection.send(Failure(message, traceback.format_exc(), kind or WorkerError))

@@ -65,8 +65,9 @@ class Request:
 def read_request(arguments: Sequence[str]) -> Request:
     """What the file asks for that `--config` or `--from` names, if one does."""
     peek = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, exit_on_error=False)
-    for name in ("config", "from", "task", "expert", "supplementary", "recipe"):
+    for name in ("config", "from", "task", "expert", "supplementary", "recipe", "env"):
         peek.add_argument(f"--{name}")
+    peek.add_argument("--env-arg", dest="env-arg", nargs="+")
     try:
         given = vars(peek.parse_known_args(arguments)[0])
     except argparse.ArgumentError:  # the parser of all flags will say it
@@ -80,11 +81,14 @@ def read_request(arguments: Sequence[str]) -> Request:
 
     path = run_file(Path(origin)) if origin is not None else Path(str(config))
     values = read_file(path)
+    if origin is not None and (own := [name for name in UNTOLD if name in values]):
+        raise InputError(f"{path}: {own[0]}: a run does not say that; give --{own[0]} yourself")
     algorithm = values.pop("algorithm", None)
     if algorithm is not None:
         algorithm = check_algorithm(algorithm, str(path))
     # What the command line names, and what of the file it replaces.
     instead = {"task": ("expert", "supplementary"), "expert": ("task",), "supplementary": ("task",)}
+    instead |= {"env": ("env", "env-arg"), "env-arg": ("env-arg",)}
     instead["recipe"] = tuple(name.replace("_", "-") for recipe in RECIPES.values() for name in recipe)
     dropped = {other for name in given.keys() & instead.keys() for other in instead[name]}
     return Request(str(path), {k: v for k, v in values.items() if k not in dropped}, algorithm, origin)

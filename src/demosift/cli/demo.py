@@ -13,7 +13,7 @@ from jaxtyping import Float
 from rich.console import Console
 
 from demosift.algorithms import BC, NBCU, Algorithm, WBCUTwoStage, facts
-from demosift.files import own_folder
+from demosift.files import is_partial, own_folder
 from demosift.learning.fit import fit, weigh
 from demosift.report.page import write_report
 from demosift.report.table import json_table, result_table, rich_tables
@@ -39,7 +39,7 @@ EVALUATIONS, EPISODES = 3, 5
 def demo(out: str | Path, seeds: int = SEEDS, iterations: int | None = None) -> tuple[dict[str, Any], str]:
     """Train, evaluate and report; returns the table as JSON and as text."""
     with own_folder(out):
-        if any(Path(out).iterdir()):
+        if any(not is_partial(path) for path in Path(out).iterdir()):
             raise InputError(f"{out}: the folder is not empty; choose another with --out, or remove it")
         return run(Path(out), seeds, iterations or ITERATIONS)
 

@@ -19,9 +19,15 @@ REFUSED, DEFECT, UNREAD = 2, 70, 141
 ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 
 
+LONGEST = 1_000  # characters of a line
+
+
 def say(message: str) -> None:
-    """One line on stderr. Control characters are escaped here, since a message may quote a file."""
-    print(f"demosift: {printable(' '.join(message.split()))}", file=sys.stderr)
+    """One line on stderr. Control characters are escaped here, since a message may quote a file, or a whole flag."""
+    line = printable(" ".join(message.split()))
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
+    print(f"demosift: {line}", file=sys.stderr)
 
 
 def fail(message: str, code: int = REFUSED) -> int:

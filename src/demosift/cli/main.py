@@ -15,6 +15,7 @@ import typing
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 from demosift.cli.ending import ENDINGS, explain, say, streams
@@ -124,24 +125,31 @@ def ending_signals() -> Iterator[list[signal.Signals]]:
     was heard.
 
     Python drops an exception raised inside a callback of its garbage collector, and JAX installs such a callback. So
-    the signal is sent again every two seconds until the program ends. What breaks while it ends is not told.
+    the signal is sent again every two seconds until the program ends. What breaks while it ends is not told. While a
+    module is imported nothing is raised: libraries crash when their initialisation is left in the middle.
     """
     heard: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
         yield heard
         return
-    over = threading.Event()
+    over, sending, raised = threading.Event(), threading.Lock(), threading.Event()
 
     def again() -> None:
-        while not over.wait(2.0):
-            os.kill(os.getpid(), signal.SIGINT)
+        while not over.wait(2.0 if raised.is_set() else 0.1):
+            with sending:
+                if not over.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)
 
-    def interrupt(number: int, _: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if over.is_set():
+            return
         if not heard:
             heard.append(signal.Signals(number))
             sys.unraisablehook = threading.excepthook = lambda _: None
             threading.Thread(target=again, daemon=True).start()
-        raise KeyboardInterrupt
+        if not is_importing(frame):
+            raised.set()
+            raise KeyboardInterrupt
 
     numbers = [number for number in ENDINGS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
     hooks = sys.unraisablehook, threading.excepthook
@@ -150,9 +158,17 @@ def ending_signals() -> Iterator[list[signal.Signals]]:
         yield heard
     finally:
         over.set()
+        with sending:  # what is sent later would find no handler
+            pass
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook, threading.excepthook = hooks
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -358,9 +374,15 @@ def add_output(sub: Parser) -> None:
 
 def add_policy(sub: Parser) -> None:
     sub.add_argument("policy", help="a run folder, a .safetensors file, or expert, medium or random with --env")
-    sub.add_argument("--env", help="the environment (default: the one stored with the policy)")
+    add_environment(sub, "the environment (default: the one stored with the policy)")
     about = "member of a run folder (default: all; the first to record or export)"
     sub.add_argument("--member", type=within(MEMBER), help=about)
+
+
+def add_environment(sub: Parser, about: str) -> None:
+    sub.add_argument("--env", help=about)
+    about = "keyword arguments to make the environment with; VALUE is JSON, or else text"
+    sub.add_argument("--env-arg", nargs="+", metavar="NAME=VALUE", help=about)
 
 
 def add_recipe(sub: Parser) -> None:
@@ -479,7 +501,7 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         about = f"networks that act as one policy, by the mean of their actions (default: {each.about.ensemble})"
         add("--ensemble", type=within(MEMBERS), default=each.about.ensemble, metavar="K", help=about)
         add_named_recipe(sub)
-        add("--env", help="environment to evaluate in (default: the one stored with the data)")
+        add_environment(sub, "environment to evaluate in (default: the one stored with the data)")
         about = "iterations between evaluations; 0 means never (default: 10000)"
         add("--evaluate-every", type=within(STEPS_OR_NEVER), default=10_000, help=about)
         about = "episodes per evaluation and member (default: 10)"

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
     from demosift.algorithms import Algorithm
+    from demosift.policy import Actor
     from demosift.vision.embedding import Cameras
 
 Answer = tuple[dict[str, Any], str]  # for --json, and for a person
@@ -81,13 +83,16 @@ def target_entropies(texts: Sequence[str], envs: Sequence[str]) -> dict[str, lis
 
 
 def run_record(options: argparse.Namespace) -> Answer:
-    from demosift.data import write_dataset
-    from demosift.simulation.evaluation import load_policy, policy_and_environment, spread
+    from demosift.data import reserve_target, write_dataset
+    from demosift.data.formats import format_to_write
+    from demosift.simulation.evaluation import policy_and_environment, spread
     from demosift.tasks.record import record
 
-    policy, spec = policy_and_environment(load_policy(options.policy, env=options.env), options.env)
-    dataset = record(policy, options.episodes, env=spec, seed=options.seed, member=options.member or 0)
-    write_dataset(dataset, options.out)
+    policy, spec = policy_and_environment(*chosen_policy(options))
+    format_to_write(options.out)
+    with reserve_target(options.out):
+        dataset = record(policy, options.episodes, env=spec, seed=options.seed, member=options.member or 0)
+        write_dataset(dataset, options.out)
     returns = dataset.returns()
     answer = {"file": options.out, "rows": len(dataset), "episodes": len(returns), "returns": returns.tolist()}
     deviation = spread(returns)
@@ -95,12 +100,29 @@ def run_record(options: argparse.Namespace) -> Answer:
     return answer, f"{options.out}: {len(returns)} episodes, {len(dataset):,} transitions, {mean}"
 
 
+def chosen_policy(options: argparse.Namespace, member: int | None = None) -> "tuple[Actor, EnvironmentSpec | None]":
+    """The policy, and the environment that the flags speak of: by name, or the stored one with other arguments."""
+    from demosift.simulation.environments import read_arguments, resolve, stored
+    from demosift.simulation.evaluation import load_policy
+
+    own = read_arguments(options.env_arg or ())
+    spec = resolve(options.env, **own) if options.env else None
+    policy = load_policy(options.policy, env=spec, member=member)
+    if own and spec is None:
+        if policy.environment is None:
+            raise InputError("--env-arg: the policy does not say which environment it is for: name one with --env")
+        spec = stored(policy.environment, **own)
+    return policy, spec
+
+
 def run_task(options: argparse.Namespace) -> Answer:
+    from demosift.files import reserved
     from demosift.tasks.recipes import make_task, write_task
 
     recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
-    task = make_task(options.task, options.seed, episodes=options.episodes, **recipe)
-    write_task(task, options.out)
+    with reserved(options.out):
+        task = make_task(options.task, options.seed, episodes=options.episodes, **recipe)
+        write_task(task, options.out)
     assert task.supplementary is not None
     parts = {"expert": task.expert, "supplementary": task.supplementary}
     answer = {name: {"rows": len(part), "episodes": part.num_episodes} for name, part in parts.items()}
@@ -193,15 +215,26 @@ def task_name(options: argparse.Namespace) -> str | None:
 
 def evaluation_environment(options: argparse.Namespace, data: Demonstrations) -> EnvironmentSpec | None:
     """Where to evaluate. The user's choice must fit the data; the data's own environment may not be installed here."""
-    from demosift.simulation.environments import resolve, spaces, stored
+    from demosift.simulation.environments import SHORT_NAMES, read_arguments, resolve, spaces, stored
 
+    own, in_file = read_arguments(options.env_arg or ()), options.request.values
     try:
-        environment = resolve(options.env) if options.env else data.environment and stored(data.environment)
-        if environment is None:
-            return None
+        if options.env and "env" not in in_file:
+            environment = resolve(options.env, **own)
+        else:  # a configuration file is data, too
+            named = SHORT_NAMES.get(options.env, EnvironmentSpec(options.env)) if options.env else data.environment
+            if named is None and own:
+                raise InputError("--env-arg: the data do not say which environment they are from: name one with --env")
+            if named is None:
+                return None
+            if "env-arg" in in_file:
+                named, own = EnvironmentSpec(named.id, {**named.kwargs, **own}), {}
+            environment = stored(named, **own)
+            if options.env or options.env_arg:
+                environment = resolve(environment.id, **environment.kwargs)
         sizes = spaces(environment)
     except InputError as error:
-        if options.env:
+        if options.env or options.env_arg:
             raise
         say(f"not evaluating: {error}")
         return None
@@ -260,10 +293,10 @@ def check_same_data(origin: str, data: list[Demonstrations]) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> Answer:
-    from demosift.simulation.evaluation import evaluate, load_policy
+    from demosift.simulation.evaluation import evaluate
 
-    policy = load_policy(options.policy, env=options.env, member=options.member)
-    result = evaluate(policy, env=options.env, episodes=options.episodes, seed=options.seed)
+    policy, env = chosen_policy(options, member=options.member)
+    result = evaluate(policy, env=env, episodes=options.episodes, seed=options.seed)
     return result.to_json(), str(result)
 
 
@@ -347,10 +380,11 @@ def features_of(options: argparse.Namespace) -> "Cameras | list[str] | None":
 
 
 def run_filter(options: argparse.Namespace) -> Answer:
+    from demosift.data import reserve_target
     from demosift.progress import waiting
     from demosift.sift.filtering import filter_dataset
 
-    with waiting(f"filtering {options.data}"):
+    with waiting(f"filtering {options.data}"), reserve_target(options.out):
         done = filter_dataset(
             options.data,
             options.scores,
@@ -367,11 +401,13 @@ def run_filter(options: argparse.Namespace) -> Answer:
 
 
 def run_export(options: argparse.Namespace) -> Answer:
+    from demosift.files import reserved
     from demosift.progress import waiting
     from demosift.results.export import export_onnx
 
-    with waiting(f"exporting {options.policy}"):
-        done = export_onnx(options.policy, options.out, env=options.env, member=options.member or 0, data=options.data)
+    with waiting(f"exporting {options.policy}"), reserved(options.out):
+        _, env = chosen_policy(options)
+        done = export_onnx(options.policy, options.out, env=env, member=options.member or 0, data=options.data)
     return dataclasses.asdict(done), str(done)
 
 
@@ -422,15 +458,27 @@ def run_theory(options: argparse.Namespace) -> Answer:
 
 def run_report(options: argparse.Namespace) -> Answer:
     from demosift.experiments.presets import row_facts
+    from demosift.files import reserved
     from demosift.report.page import write_report
     from demosift.report.sift_page import write_sift_page
+    from demosift.results.folder import REPORT
     from demosift.results.scores import is_score_folder
 
-    page = (write_sift_page if is_score_folder(options.folder) else write_report)(options.folder, row_facts())
+    if not Path(options.folder).is_dir():
+        raise InputError(f"{options.folder}: no such folder")
+    with reserved(Path(options.folder, REPORT)):
+        page = (write_sift_page if is_score_folder(options.folder) else write_report)(options.folder, row_facts())
     return {"page": str(page)}, str(page)
 
 
 def run_bench(options: argparse.Namespace) -> Answer:
+    from demosift.files import reserved
+
+    with reserved(options.out) if options.out else nullcontext():
+        return measure(options)
+
+
+def measure(options: argparse.Namespace) -> Answer:
     if options.what == "scores":
         from demosift.bench.scores import bench_scores
 

@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from demosift.data.formats import (
     digest_source,
     format_of,
     format_to_write,
+    named_format,
     parts_of,
     split_options,
 )
@@ -36,6 +38,7 @@ from demosift.data.recording import (
     without_actions,
 )
 from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
+from demosift.files import expanded, reserved
 from demosift.types import Bounds, Dataset, Demonstrations, InputError
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "open_pair",
     "open_rows",
     "read_dataset",
+    "reserve_target",
     "split_episodes",
     "without_episodes",
     "write_dataset",
@@ -72,6 +76,16 @@ def write_dataset(dataset: Dataset, target: Source) -> None:
     found = format_to_write(os.fspath(target))
     assert found.write is not None
     found.write(dataset, os.fspath(target))
+
+
+def reserve_target(target: Source) -> AbstractContextManager[None]:
+    """Keep the place that `write_dataset` will write to this process meanwhile."""
+    place = os.fspath(target)
+    if named_format(place) is not None:
+        prefix, _, place = place.partition(":")
+        if prefix == "minari" and not place.startswith(("/", ".", "~")):
+            return nullcontext()  # a dataset of Minari's own folder, which is never replaced
+    return reserved(expanded(place))
 
 
 def load(

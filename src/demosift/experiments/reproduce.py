@@ -54,6 +54,7 @@ def reproduce(
     answer: dict[str, Any] = {"out": str(out), "preset": preset}
     lines = []
     with own_folder(store.path):
+        store.check_free()
         if wanted:
             with connected(address) if engine == "ray" else nullcontext():
                 planned = prepare(wanted, store, add, console)

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from demosift.files import Unusable, canonical, mismatch, read_json, sweep, write_json
+from demosift.files import Unusable, canonical, is_partial, mismatch, read_json, sweep, write_json
 from demosift.results import cell
 from demosift.results.cell import CELLS, FAILURES, GRIDS, UNFINISHED
 from demosift.results.checkpoint import Checkpoint, CheckpointFolder
+from demosift.results.folder import is_grid_folder
 from demosift.types import InputError
 
 
@@ -26,6 +27,18 @@ class Store:
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is a file, not a folder for results")
+
+    def check_free(self) -> None:
+        """Refuse a folder that holds something, but nothing of a grid's, not even the recordings that come first."""
+        found = [path for path in self.path.iterdir() if not is_partial(path)]
+        recordings = self.path / "data"
+        if not found or is_grid_folder(self.path) or (self.path / UNFINISHED).is_dir():
+            return
+        if found == [recordings] and all(
+            is_partial(path) or (path.suffix == ".hdf5" and path.stem.count("-") >= 2) for path in recordings.iterdir()
+        ):
+            return
+        raise InputError(f"{self.path}: the folder is not empty and holds no grid; choose another")
 
     def cell_file(self, cell_id: str) -> Path:
         return self.path / CELLS / f"{cell_id}.json"

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -22,6 +22,8 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float
 
+from demosift.files import parse_json
+from demosift.ranges import shown
 from demosift.simulation.scripted import catalogue
 from demosift.types import Bounds, EnvironmentSpec, InputError
 
@@ -67,22 +69,36 @@ def resolve(name: str, **kwargs: Any) -> EnvironmentSpec:
     return replace(spec, action_low=low, action_high=high, num_actions=found.num_actions)
 
 
-def stored(spec: EnvironmentSpec) -> EnvironmentSpec:
-    """A spec that came out of a file. What a file says is data: it may choose among what is known to be harmless.
+def stored(spec: EnvironmentSpec, **own: Any) -> EnvironmentSpec:
+    """A spec that came out of a file, with keyword arguments of the user's own.
 
-    A module to import, an id that is not registered, and an argument such as `xml_file`, which opens any path, need the
-    user's own word.
+    What a file says is data: it may choose among what is known to be harmless. A module to import, an id that is not
+    registered, and an argument such as `xml_file`, which opens any path, need the user's own word.
     """
-    allow = "name the environment yourself to allow that (--env, or resolve in Python)"
+    allow = "say so yourself to allow that (--env, --env-arg, or resolve in Python)"
     if ":" in spec.id:
         raise InputError(f"the file's environment {spec.id!r} imports a module; {allow}")
     if len(spec.id) > _LONGEST_TEXT or spec.id not in gymnasium.registry:
         raise InputError(f"unknown environment {spec.id[:_LONGEST_TEXT]!r}{_suggestions(spec.id[:_LONGEST_TEXT])}")
     for name, value in spec.kwargs.items():
-        if not _is_harmless(name, value):
+        if name not in own and not _is_harmless(name, value):
             told = f"{name[:_LONGEST_TEXT]}={value!r}"[:100]
             raise InputError(f"the file's environment {spec.id} is made with {told!r}; {allow}")
-    return spec
+    return resolve(spec.id, **{**spec.kwargs, **own}) if own else spec
+
+
+def read_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments of an environment from NAME=VALUE, where VALUE is JSON, or else text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not (separator and name.isidentifier()) or name in found:
+            raise InputError(f"--env-arg {shown(text)}: write NAME=VALUE, each name once")
+        try:
+            found[name] = parse_json(value, "--env-arg")
+        except InputError:
+            found[name] = value
+    return found
 
 
 def _is_harmless(name: str, value: Any) -> bool:
@@ -147,7 +163,7 @@ def make(spec: EnvironmentSpec) -> gymnasium.Env:
     try:
         with warnings.catch_warnings(action="ignore"):
             # Gymnasium's passive checker slows every step, and `resolve` makes its checks once.
-            return gymnasium.make(spec.id, disable_env_checker=True, **{**limit, **spec.kwargs})
+            return gymnasium.make(spec.id, **{"disable_env_checker": True, **limit, **spec.kwargs})
     except Exception as error:  # an environment's constructor may raise anything
         raise InputError(f"environment {spec.id!r} cannot be made: {_first_line(error)}") from error
 

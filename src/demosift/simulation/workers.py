@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from demosift.policy import Actor, RandomPolicy, ScriptedPolicy
-from demosift.processes import WorkerError
+from demosift.processes import OutsideError
 from demosift.simulation import environments, state
 from demosift.simulation.scripted.catalogue import SCRIPTED
 from demosift.simulation.scripted.environment import Program
@@ -84,7 +84,7 @@ class _Environment:
         try:
             yield
         except Exception as error:
-            raise WorkerError(f"environment {self.spec.id!r} failed: {type(error).__name__}: {error}") from error
+            raise OutsideError(f"environment {self.spec.id!r} failed: {type(error).__name__}: {error}") from error
 
 
 def simulate(connection: Connection, memory: int) -> None:
