@@ -27,7 +27,7 @@ from demosift.data.formats.lerobot import locate
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar
 from demosift.data.parquet import as_indices, as_numbers, column_names, read_table
 from demosift.data.recording import Recording
-from demosift.files import mismatch, read_json
+from demosift.files import check_links, mismatch, read_json
 from demosift.types import InputError
 
 ORIGIN = "origin"
@@ -99,6 +99,7 @@ def lerobot_facts(place: str, name: str) -> dict[int, Any]:
 
 def read_info(place: str) -> Info:
     root = locate(place)
+    check_links(root, root / "meta", root / "data")
     path = root / "meta" / "info.json"
     content = read_json(path)
     wrong = mismatch(content, _INFO)
