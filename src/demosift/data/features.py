@@ -210,7 +210,9 @@ def _read_npz(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndarray]
 
 
 def _read_parquet(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndarray]]:
-    from demosift.data.formats.lerobot.reading import as_numbers, read_table
+    import pyarrow as pa
+
+    from demosift.data.parquet import as_numbers, read_table
 
     table = read_table(path)
     indices = {
@@ -221,8 +223,8 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndar
     digest = (table.schema.metadata or {}).get(b"digest")
     names = [name for name in table.column_names if name not in indices]
     if "features" in names:
-        first = table["features"][0].as_py() if len(table) else None
-        width = len(first) if isinstance(first, list) else 1
+        first: Any = table["features"][0] if len(table) else None
+        width = len(first.values) if isinstance(first, pa.ListScalar) and first.is_valid else 1
         array = as_numbers(path, "features", table["features"], width).reshape(len(table), width)
     elif names:
         array = np.stack([as_numbers(path, name, table[name], 1) for name in names], axis=1)
