@@ -254,6 +254,7 @@ def _read_lines(info: Info, name: str) -> dict[int, Row]:
 
 
 def _write_lines(root: Path, name: str, rows: list[Row]) -> None:
+    (root / "meta").mkdir(parents=True, exist_ok=True)
     (root / "meta" / name).write_text("".join(dump_json(row) + "\n" for row in rows), encoding="utf-8")
 
 
