@@ -11,14 +11,17 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from fuzz import EPISODES, dataset, make_scores, policy
-from layouts import lerobot_v2, lerobot_v3, robomimic_file
+from fuzz_formats import EPISODES, dataset, make_scores, policy
+from layouts import episode, lerobot_v2, lerobot_v3, robomimic_file
 
 from demosift.cli.main import main
 from demosift.data import digest_source, open_rows, read_dataset, write_dataset
 from demosift.data import first_look as looking
 from demosift.data.formats import format_of
+from demosift.data.parquet import read_table, write_table
 from demosift.data.selection import Selection
 from demosift.files import (
     Unusable,
@@ -383,3 +386,60 @@ def test_minari_takes_a_relative_path(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_unusable_is_an_input_error() -> None:
     assert issubclass(Unusable, InputError)
+
+
+# Links
+
+
+def folder_of(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A dataset of one kind, and one of its files."""
+    if kind == "lerobot":
+        return lerobot_v2(folder, {0: episode(0, 4)}), folder / "data" / "chunk-000" / "episode_000000.parquet"
+    place = folder / "data" / "main_data.hdf5" if kind == "minari" else folder / "episode_00000.npz"
+    write_dataset(dataset(), f"{kind}:{folder}")
+    return folder, place
+
+
+@pytest.mark.parametrize("kind", ["lerobot", "minari", "npz"])
+def test_links_do_not_lead_out_of_a_dataset(tmp_path: Path, kind: str) -> None:
+    folder, file = folder_of(kind, tmp_path / "cache" / "snapshots" / "abc-v0")
+    (tmp_path / "own").symlink_to(folder)
+    whole = read_dataset(tmp_path / "own")  # a link that the user names
+    store = tmp_path / "cache" / "blobs"
+    store.mkdir()
+    for home, good in ((store, True), (folder, True), (tmp_path, False)):
+        moved = home / f"moved{file.suffix}x"
+        file.rename(moved)
+        file.symlink_to(os.path.relpath(moved, file.parent))
+        if good:
+            assert len(read_dataset(folder)) == len(whole)
+        else:
+            refused(lambda: read_dataset(folder), "link to another place")
+            refused(lambda: digest_source(folder), "link to another place")
+        file.unlink()
+        moved.rename(file)
+    if kind != "npz":
+        (folder / "data").rename(tmp_path / "elsewhere")
+        (folder / "data").symlink_to(tmp_path / "elsewhere")
+        refused(lambda: read_dataset(folder), "link to another place")
+
+
+def test_a_store_that_is_a_link_itself(tmp_path: Path) -> None:
+    folder, file = folder_of("npz", tmp_path / "cache" / "snapshots" / "abc")
+    (tmp_path / "cache" / "blobs").symlink_to(tmp_path)
+    file.rename(tmp_path / "moved.npz")
+    file.symlink_to("../../blobs/moved.npz")
+    refused(lambda: read_dataset(folder), "link to another place")
+
+
+def test_few_bytes_that_stand_for_many_rows(tmp_path: Path) -> None:
+    """A text that is stored once and comes a million times; names need not be UTF-8."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet"))
+    write_table(pa.table({"a": pa.array(["x" * 5000] * 100), "b": np.arange(100)}), path)
+    assert len(read_table(path)) == 100
+    one = pa.array(["x" * 5000]).dictionary_encode()
+    many = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1 << 17, np.int32)), one.dictionary)
+    with path.open("wb") as file:
+        pq.write_table(pa.table({"a": many}), file, store_schema=False)
+    assert path.stat().st_size < 1 << 16
+    refused(lambda: read_table(path, ["a"]), "claims")

@@ -6,13 +6,15 @@ Ctrl-C sees the old content or the new, never half of it. The hidden folder is l
 one place at once the second is refused, and what a killed one left is removed by the next.
 
 A file may come from a stranger. It is opened only if it is a regular file (`check_regular`, `open_regular`), a name in
-it becomes a path only through `below`, and its JSON is read by `read_json` or `parse_json`, which know what JSON may
-hold, and compared with the schema that stands beside its writer (`mismatch`).
+it becomes a path only through `below`, a link in its folder must not lead out of that (`check_links`), and its JSON is
+read by `read_json` or `parse_json`, which know what JSON may hold, and compared with the schema that stands beside its
+writer (`mismatch`).
 """
 
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -87,15 +89,36 @@ def copy_regular(source: Path, target: Path) -> None:
 
 
 def below(folder: Path, name: str) -> Path:
-    """The path of a name that a file chose. It stays below the folder: no root, no `..`, and no link on the way."""
+    """The path of a name that a file chose. It stays below the folder: no root, no `..`, and no link out of it."""
     path = folder
     for part in name.split("/"):
         if part in ("", ".", "..") or "\0" in part or len(part.encode("utf-8", "replace")) > 255:
             raise Unusable(f"{folder}: {name[:80]!r}: not a name of a file below this folder")
         path = path / part
         if path.is_symlink():
-            raise Unusable(f"{path}: is a link to another place; store the files themselves")
+            _check_link(folder, path)
     return path
+
+
+def check_links(folder: Path, *places: Path) -> None:
+    """Refuses a link at or below these places of a folder that leads out of it. The folder itself may be one."""
+    for place in places:
+        inside = (Path(home, name) for home, *names in os.walk(place) for name in itertools.chain(*names))
+        for path in itertools.chain([place], inside):
+            if path.is_symlink():
+                _check_link(folder, path)
+
+
+def _check_link(folder: Path, link: Path) -> None:
+    """A link may lead to a file of its folder, or to `blobs` of the cache of Hugging Face that the folder lies in."""
+    home = folder.resolve()
+    homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
+    try:
+        target = link.resolve()
+    except (OSError, RuntimeError):  # it leads to itself
+        target = None
+    if target is None or target.is_dir() or not any(target.is_relative_to(each) for each in homes):
+        raise Unusable(f"{link}: is a link to another place; store the files themselves")
 
 
 def refuse_links(folder: Path) -> None:

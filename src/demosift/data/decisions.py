@@ -39,8 +39,8 @@ def read_episodes(dataset: Source, text: str, choice: Choice) -> Episodes:
         return Episodes.of(read_decisions(dataset, path)[choice])
     try:
         return Episodes.parse(",".join(content.replace(",", " ").split()))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    except InputError:  # which would show what the file holds
+        raise InputError(f"{path}: neither decisions nor numbers of episodes, as in 0,3,7-12") from None
 
 
 def read_decisions(dataset: Source, path: str | os.PathLike[str]) -> dict[Choice, list[int]]:

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from demosift.data.checks import as_matrix, check_memory, recognise
+from demosift.data.checks import as_matrix, check_memory
 from demosift.data.formats import Source, digest_source, format_of, split_options
-from demosift.data.formats.npz import read_arrays
+from demosift.data.formats.npz import read_arrays, read_npy
 from demosift.data.rows import BLOCK, Rows, RowSource
+from demosift.files import expanded, open_regular
 from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
 
 COMPONENTS = 32
@@ -146,13 +147,15 @@ def read_features(given: Any, source: Source | Dataset, rows: RowSource) -> Feat
     """The features of a source's rows, from a file or an array, or what is wrong with them."""
     if not isinstance(given, str | os.PathLike):
         return _of_rows("features", np.asarray(given), rows)
-    path = Path(given).expanduser()
+    path = expanded(os.fspath(given))
     if not path.is_file():
         raise InputError(f"{path}: no such features file")
     readers = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}
     if path.suffix.lower() not in readers:
         raise InputError(f"{path}: features are read from .npy, .npz and .parquet files")
     array, digest, indices = readers[path.suffix.lower()](path)
+    if array.ndim != 2:
+        _of_rows(str(path), array, rows)
     if digest is not None and not isinstance(source, Dataset) and digest != digest_source(source):
         raise InputError(f"{path}: the features of another dataset than {rows.source}, or it changed since")
     if len(array) != rows.num_rows and not isinstance(source, Dataset) and format_of(source).name == "lerobot":
@@ -190,10 +193,12 @@ def _compare(path: Path, stated: Mapping[str, np.ndarray], known: Mapping[str, n
 
 def _read_npy(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndarray]]:
     try:
-        check_memory(str(path), path.stat().st_size)
-        return np.load(path, allow_pickle=False), None, {}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not a whole array of numbers: it is {recognise(path)}") from error
+        size = path.stat().st_size
+        check_memory(str(path), size)
+        with open_regular(path) as file:
+            return read_npy(str(path), file, size), None, {}
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}") from error
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndarray]]:
@@ -205,7 +210,9 @@ def _read_npz(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndarray]
 
 
 def _read_parquet(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndarray]]:
-    from demosift.data.formats.lerobot.reading import as_numbers, read_table
+    import pyarrow as pa
+
+    from demosift.data.parquet import as_numbers, read_table
 
     table = read_table(path)
     indices = {
@@ -216,8 +223,8 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndar
     digest = (table.schema.metadata or {}).get(b"digest")
     names = [name for name in table.column_names if name not in indices]
     if "features" in names:
-        first = table["features"][0].as_py() if len(table) else None
-        width = len(first) if isinstance(first, list) else 1
+        first: Any = table["features"][0] if len(table) else None
+        width = len(first.values) if isinstance(first, pa.ListScalar) and first.is_valid else 1
         array = as_numbers(path, "features", table["features"], width).reshape(len(table), width)
     elif names:
         array = np.stack([as_numbers(path, name, table[name], 1) for name in names], axis=1)

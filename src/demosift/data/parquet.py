@@ -7,25 +7,29 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from demosift.data.checks import check_claim, check_memory, one_line, recognise
-from demosift.files import check_regular
+from demosift.files import open_regular
 from demosift.types import InputError
+
+_BATCH_ROWS = 1 << 14
 
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """A Parquet file; whatever Arrow finds wrong with it becomes one line."""
     try:
-        check_regular(path)
-        if path.stat().st_size == 0:
-            raise InputError(f"{path}: the file is empty")
-        with pq.ParquetFile(path) as file:
-            yield file
+        # Open, since Arrow takes no name that is not UTF-8, and some names for addresses.
+        with open_regular(path) as source:
+            if path.stat().st_size == 0:
+                raise InputError(f"{path}: the file is empty")
+            with pq.ParquetFile(source) as file:
+                yield file
     except OSError as error:
         if error.errno:
             raise InputError(f"{path}: cannot read: {os.strerror(error.errno)}") from error
@@ -49,13 +53,36 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         for name in present if columns is None else columns:
             if present.count(name) != 1:
                 raise InputError(f"{path}: {name}: the file has {'two' if name in present else 'no'} such column")
+        wanted = list(present if columns is None else columns)
         groups = [about.row_group(index) for index in range(about.num_row_groups)]
-        for num_bytes in (sum(group.total_byte_size for group in groups), 8 * about.num_rows):
+        stored = [group.column(index) for group in groups for index in range(group.num_columns)]
+        values = sum(each.num_values for each in stored if each.path_in_schema.partition(".")[0] in wanted)
+        for claimed in (sum(group.total_byte_size for group in groups), 8 * about.num_rows, 8 * values):
+            check_memory(str(path), claimed)
+            check_claim(str(path), claimed, size)
+        # A text that comes a million times is stored once: what that makes is known only as it is read.
+        batches, num_bytes = [], 0
+        for batch in file.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
+            num_bytes += batch.nbytes
             check_memory(str(path), num_bytes)
             check_claim(str(path), num_bytes, size)
-        values = [group.column(index).num_values for group in groups for index in range(group.num_columns)]
-        check_claim(str(path), 8 * max(values, default=0), size)
-        return file.read(list(columns) if columns is not None else None, use_threads=False)
+            batches.append(batch)
+        schema = batches[0].schema if batches else pa.schema([file.schema_arrow.field(name) for name in wanted])
+        return pa.Table.from_batches(batches, schema)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        pq.write_table(table, file)
+
+
+def to_python(where: str, values: "pa.Table | pa.ChunkedArray | pa.Scalar") -> Any:
+    """The rows of a small table, each a dictionary; the values of a column; or a single one."""
+    try:
+        return values.as_py() if isinstance(values, pa.Scalar) else values.to_pylist()
+    except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date beyond Python's
+        raise InputError(f"{where}: cannot read: {one_line(error)}") from error
 
 
 def as_numbers(path: Path, key: str, column: pa.ChunkedArray, width: int) -> np.ndarray:

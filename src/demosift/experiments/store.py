@@ -19,6 +19,7 @@ from demosift.results import cell
 from demosift.results.cell import CELLS, FAILURES, GRIDS, UNFINISHED
 from demosift.results.checkpoint import Checkpoint, CheckpointFolder
 from demosift.results.folder import is_grid_folder
+from demosift.results.measured import is_count, is_number
 from demosift.types import InputError
 
 
@@ -118,6 +119,12 @@ def program_id(ids: Sequence[str]) -> str:
     return hashlib.sha256(canonical(list(ids)).encode()).hexdigest()[:16]
 
 
+NOTE = {
+    "members": [{"evaluations": [{"iteration": is_count, "returns": [is_number]}], "failure": (None, str)}],
+    "wall_seconds": is_number,
+}
+
+
 class Unfinished:
     """An unfinished program, in a folder of its own: which cells it trains, and its checkpoints."""
 
@@ -126,7 +133,7 @@ class Unfinished:
         self.folder = CheckpointFolder(path / "checkpoint")
 
     def read(self) -> Checkpoint | None:
-        found = self.folder.read()
+        found = self.folder.read(lambda found: mismatch(found.note, NOTE) is None)
         if found is not None and "failures" not in found.note:  # an earlier release noted them with each member only
             failed = {i: each["failure"] for i, each in enumerate(found.note["members"]) if each["failure"]}
             found.note["failures"] = failed

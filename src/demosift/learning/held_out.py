@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from demosift.data.checks import one_line
 from demosift.data.folds import find_copies, hash_rows, split_expert
 from demosift.files import plain
 from demosift.learning.algorithm import Metrics
@@ -148,11 +149,17 @@ class HeldOut(Trainee):
         self.program.restore(checkpoint)
         if "held_out/least" not in checkpoint.arrays:  # no patience, or no loss was finite yet
             return
-        self.least, self.waited = checkpoint.arrays["held_out/least"], checkpoint.arrays["held_out/waited"].item()
-        self.position = checkpoint.position
         ((_, policy),) = self.program.policies()
-        kept = iter([checkpoint.arrays[checkpoint_name(name)] for name, _ in named_arrays(policy.layers)])
-        self.kept = with_layers(policy, map_arrays(lambda _: next(kept), policy.layers))
+        try:
+            least, waited = checkpoint.arrays["held_out/least"], checkpoint.arrays["held_out/waited"]
+            if least.shape != (len(self),) or least.dtype.kind != "f" or waited.dtype.kind != "i":
+                raise ValueError("held_out/least and held_out/waited")
+            kept = iter([checkpoint.arrays[checkpoint_name(name)] for name, _ in named_arrays(policy.layers)])
+            self.kept = with_layers(policy, map_arrays(lambda _: next(kept), policy.layers))
+            self.least, self.waited = least, waited.item()
+        except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
+            raise InputError(f"the checkpoint does not fit this run: {one_line(error)}") from error
+        self.position = checkpoint.position
 
 
 def checkpoint_name(name: str) -> str:

@@ -287,7 +287,7 @@ def fill(state: State, arrays: Mapping[str, np.ndarray]) -> State:
     leaves = []
     for path, leaf in flat:
         name = jax.tree_util.keystr(path)
-        if name not in arrays or arrays[name].shape != leaf.shape:
+        if name not in arrays or arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise InputError(f"the checkpoint does not fit this run: {name}")
         leaves.append(jnp.asarray(arrays[name]))
     return jax.tree_util.tree_unflatten(structure, leaves)

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from demosift.files import Unusable, parse_json, read_text
+from demosift.files import Unusable, mismatch, parse_json, read_text
 from demosift.report.drawing import figure, save
+from demosift.results.measured import is_count, is_number
 from demosift.simulation.environments import reference_returns
 from demosift.types import InputError
 
 COLUMNS = 4
+ROW = {"step": is_count, "setting?": is_count, "seed": is_count, "return_mean": is_number}
 COLOUR = "#0a6aa8"
 
 
@@ -25,8 +27,10 @@ def read_curve(path: Path) -> tuple[Float[np.ndarray, "steps"], Float[np.ndarray
     for number, line in enumerate(read_text(path, str(path)).splitlines(), 1):
         try:
             row = parse_json(line, str(path))
+            if mismatch(row, ROW) is not None:
+                raise Unusable(f"{path}: line {number}")
             by_step[row["step"]][row.get("setting", 0), row["seed"]] = float(row["return_mean"])
-        except (Unusable, ValueError, KeyError, TypeError) as error:
+        except Unusable as error:
             raise InputError(f"{path}: line {number} is not a line of a SAC curve") from error
     agents = {agent for values in by_step.values() for agent in values}
     steps = sorted(step for step, values in by_step.items() if set(values) == agents)

@@ -19,10 +19,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from demosift.files import Unusable, atomic_write, canonical, check_regular, digest, parse_json
+from demosift.files import Unusable, atomic_write, canonical, check_regular, digest, mismatch, parse_json
 
 STATES_KEPT = 2
 STATE = re.compile(r"(?:state-)?(\d{8,10})\.safetensors")  # `collect` used to write `state-`
+FAILED = {"failures?": lambda told: isinstance(told, dict) and all(map(_is_failure, told.items()))}  # in a note
 NOTES = ("progress", "note")  # tensors that held the note as bytes of JSON before it moved to the header
 
 Arrays = dict[str, np.ndarray]
@@ -69,7 +70,7 @@ class CheckpointFolder:
             except DamagedFile:
                 continue
             found = Checkpoint(position, arrays, note)
-            if whole(found):
+            if mismatch(note, FAILED) is None and whole(found):
                 return found
         return None
 
@@ -90,6 +91,12 @@ class CheckpointFolder:
         found = self.path.iterdir() if self.path.is_dir() else ()
         matches = ((pattern.fullmatch(path.name), path) for path in found)
         return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+def _is_failure(told: tuple[str, Any]) -> bool:
+    """A member's number, and why it failed."""
+    member, reason = told
+    return member.isascii() and member.isdigit() and len(member) < 10 and isinstance(reason, str)
 
 
 def write_arrays(

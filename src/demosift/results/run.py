@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from demosift.files import (
+    TEXT_BYTES,
     Unusable,
     atomic_write,
     canonical,
@@ -45,6 +46,7 @@ from demosift.results.measured import (
     Row,
     check_evaluation,
     is_count,
+    is_number,
     label,
     make_curves,
     make_member,
@@ -74,6 +76,7 @@ CONFIG = {
     "failures?": {str: (None, str)},
 }
 METRICS = "metrics"
+METRICS_ROW = {"iteration": is_count, "member": is_count, "held_out_loss?": (None, is_number)}
 RUN_FILES = ("config.json", "metrics.jsonl", "policy.safetensors", "run.toml")
 
 
@@ -147,11 +150,26 @@ class RunCheckpoints(CheckpointFolder):
         super().write(position, arrays, note)
 
     def read(self, whole: Callable[[Checkpoint], bool] = lambda found: True) -> Checkpoint | None:
-        found = super().read(whole)
-        if found is not None and METRICS in found.arrays:
-            lines = zlib.decompress(found.arrays.pop(METRICS).tobytes()).decode()
-            found.note[METRICS] = [parse_json(line, str(self.path)) for line in lines.splitlines()]
-        return found
+        return super().read(lambda found: self._unpack(found) and whole(found))
+
+    def _unpack(self, found: Checkpoint) -> bool:
+        """Whether the metrics, which become a part of the note, are such as `write` leaves."""
+        if METRICS not in found.arrays:
+            return METRICS not in found.note
+        try:
+            reader = zlib.decompressobj()
+            lines = reader.decompress(found.arrays.pop(METRICS).tobytes(), TEXT_BYTES)
+            if not reader.eof:  # cut short, or more than a file of metrics may hold
+                return False
+            found.note[METRICS] = [parse_json(line, str(self.path)) for line in lines.decode().splitlines()]
+            for row in found.note[METRICS]:
+                if mismatch(row, METRICS_ROW) is not None:
+                    return False
+                if "returns" in row:
+                    check_evaluation(row, str(self.path))
+        except (zlib.error, UnicodeError, Unusable):
+            return False
+        return True
 
 
 class RunFolder:

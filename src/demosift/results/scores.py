@@ -109,7 +109,7 @@ def write_rows(
     schema = row_schema()
     num_expert = episode_ends[num_expert_episodes - 1]
     lengths = np.diff(episode_ends, prepend=0)
-    with pq.ParquetWriter(folder / ROWS, schema) as writer:
+    with (folder / ROWS).open("wb") as file, pq.ParquetWriter(file, schema) as writer:
         for start in range(0, len(weight), ROW_GROUP):
             rows = np.arange(start, min(start + ROW_GROUP, len(weight)))
             episode = np.searchsorted(episode_ends, rows, side="right")
@@ -127,11 +127,12 @@ def write_rows(
 
 def write_episodes(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from demosift.data.parquet import write_table
 
     arrays = {name: pa.array(values) for name, values in columns.items()}
     arrays["source"] = arrays["source"].dictionary_encode()
-    pq.write_table(pa.table(arrays), folder / EPISODES)
+    write_table(pa.table(arrays), folder / EPISODES)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any], page: Mapping[str, Any]) -> None:

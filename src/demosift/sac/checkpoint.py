@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import Float
 
+from demosift.files import mismatch
 from demosift.results.checkpoint import (
     Arrays,
     Checkpoint,
@@ -20,10 +21,26 @@ from demosift.results.checkpoint import (
     read_slice,
     stored_digest,
 )
+from demosift.results.measured import is_count, is_number
 from demosift.types import InputError
 
 ROWS, POLICIES = "rows", "policies"
 SIMULATOR, OBS = "simulator/", "obs"  # the state of each environment by its place, and what the agents act on next
+NOTE = {
+    "identity": dict,
+    "segments?": [lambda pair: isinstance(pair, list) and list(map(type, pair)) == [int, str] and is_count(pair[0])],
+    "curve": [
+        {
+            "environment": str,
+            "step": is_count,
+            "setting": is_count,
+            "seed": is_count,
+            **dict.fromkeys(("return_mean", "return_std", "return_min"), is_number),
+        }
+    ],
+    "cuts": [is_count],
+    "wall_seconds": is_number,
+}
 
 
 class ReplayCheckpoints:
@@ -53,6 +70,8 @@ class ReplayCheckpoints:
         return self._found
 
     def _is_whole(self, found: Checkpoint) -> bool:
+        if mismatch(found.note, NOTE) is not None:
+            return False
         for first, digest in found.note.get("segments", []):
             path = self.folder.attachment(ROWS, first)
             try:

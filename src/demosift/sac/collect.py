@@ -320,6 +320,8 @@ class Collector(Callback):
         for num_rounds in self.checkpoints.evaluated_rounds():
             if num_rounds > position or (snapshot := self.checkpoints.read_policies(num_rounds)) is None:
                 continue
+            if not self.training.fits(snapshot):
+                raise InputError(f"the checkpoint does not fit this run: the policies of round {num_rounds}")
             self._metrics[num_rounds] = metrics_of(snapshot)
             done = {row["environment"] for row in self.curve if row["step"] == num_rounds * self.plan.num_envs}
             for index, label in enumerate(self.plan.labels):

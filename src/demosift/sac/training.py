@@ -28,7 +28,7 @@ from demosift.sac.agent import RUNNING, SAC, TERMINAL, TIMEOUT, Layout, Metrics,
 from demosift.sac.checkpoint import OBS, ROWS, SIMULATOR
 from demosift.simulation import environments
 from demosift.simulation.simulate import Simulators
-from demosift.types import EnvironmentSpec
+from demosift.types import EnvironmentSpec, InputError
 
 MAX_TRAINING_SEED = 1_000_000
 """Training resets its environments with seeds below this, evaluation with this and higher ones."""
@@ -190,7 +190,10 @@ class Training(Trainee):
         self.state = fill(self.state, arrays)
         self.num_rounds = checkpoint.position
         self._obs = arrays.get(OBS)
-        if self.goes_on:
+        if self._obs is not None:
+            width = self._obs.shape == (self.num_envs, len(self.members), self.padded.obs_dim)
+            if not width or any(f"{SIMULATOR}{place}" not in arrays for place in range(len(self.simulators))):
+                raise InputError("the checkpoint does not fit this run: the states of its environments")
             self.simulators.restore([arrays[f"{SIMULATOR}{i}"].tobytes() for i in range(len(self.simulators))])
 
     @property
@@ -202,6 +205,8 @@ class Training(Trainee):
         """Fill the replay, piece by piece."""
         first = 0
         for rows in segments:
+            if rows.shape[1:] != (self.num_envs, len(self.members), self.padded.width) or rows.dtype != np.float32:
+                raise InputError(f"the checkpoint does not fit this run: a piece of the replay has shape {rows.shape}")
             flat = np.moveaxis(rows, 2, 0).reshape(len(self.members), -1, self.padded.width)
             self._replay = _insert(self._replay, flat, np.int32(first * self.num_envs))
             first += len(rows)
@@ -227,6 +232,15 @@ class Training(Trainee):
         if metrics is not None:
             named |= {f"metrics/{name}": array for name, array in metrics._asdict().items()}
         return {name: np.asarray(array) for name, array in named.items()}
+
+    def fits(self, snapshot: Arrays) -> bool:
+        """Whether this is a snapshot of agents like these."""
+
+        def shapes(arrays: Arrays) -> dict[str, Any]:
+            return {name: (array.shape, array.dtype) for name, array in arrays.items() if name.startswith("layers/")}
+
+        measured = {array.shape for name, array in snapshot.items() if name.startswith("metrics/")}
+        return shapes(snapshot) == shapes(self.snapshot()) and measured <= {(len(self.members),)}
 
     def policy(self, snapshot: Arrays, environment: int, rows: list[int]) -> Policy:
         """The policy of some of an environment's agents, given by their places, in its own sizes."""

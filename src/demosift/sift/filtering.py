@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Bool
 
 from demosift.data import RowSource, open_rows, read_dataset, without_episodes, write_dataset
@@ -20,6 +19,7 @@ from demosift.data.formats import Source, chosen_episodes, format_of, named_form
 from demosift.data.formats.hdf5.file import SUFFIXES
 from demosift.data.formats.lerobot.selection import list_frames
 from demosift.data.formats.robomimic import write_filter_key
+from demosift.data.parquet import write_table
 from demosift.data.selection import Selection
 from demosift.files import atomic_folder, write_json
 from demosift.ranges import POSITIVE, SHARE
@@ -201,8 +201,8 @@ def _write_weights(data: Source, out: Source, selection: Selection, scores: Scor
         f'lerobot-edit-dataset --repo_id ID --operation.type delete_episodes --operation.episode_indices "{dropped}"'
     )
     with atomic_folder(os.fspath(out), num_bytes=2 * table.nbytes + 65536) as folder:
-        pq.write_table(table, folder / "weights.parquet")
-        pq.write_table(table.select(["index", "weight"]), folder / "sample_weights.parquet")
+        write_table(table, folder / "weights.parquet")
+        write_table(table.select(["index", "weight"]), folder / "sample_weights.parquet")
         listed = [cut._asdict() | {"episode": int(scores.numbers[cut.episode])} for cut in cuts]
         write_json(folder / "cuts.json", {"cuts": listed})
         if dropped:

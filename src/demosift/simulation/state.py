@@ -7,14 +7,18 @@ which may change, such as objects of another simulator, has no state that can be
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
+
+from demosift.files import mismatch, parse_json
+from demosift.types import InputError
 
 # Attributes that hold how the environment was made or how it is drawn, neither of which changes.
 MADE = ("env", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "metadata", "observation_structure")
@@ -47,9 +51,10 @@ def capture(env: gymnasium.Env) -> bytes | None:
 
 
 def restore(env: gymnasium.Env, state: bytes) -> None:
-    """Set an environment, made in the same way, to a state of `capture`."""
-    header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
-    found = {**json.loads(header["__metadata__"]["plain"]), **load(state)}
+    """Set an environment, made in the same way, to a state of `capture`. A state of anything else is refused."""
+    now = capture(env)
+    if now is None or not _is_like(found := _unpack(state), _unpack(now)):
+        raise InputError("the checkpoint does not fit this run: the state of an environment is not of its kind")
     every = list(layers(env))
     for place, value in found.items():
         depth, name, *part = place.split("/")
@@ -60,12 +65,49 @@ def restore(env: gymnasium.Env, state: bytes) -> None:
             getattr(getattr(layer, name), part[0])[...] = value
         elif isinstance(value, dict):
             generator = np.random.Generator(getattr(np.random, value["generator"]["bit_generator"])())
-            generator.bit_generator.state = value["generator"]
+            try:
+                generator.bit_generator.state = value["generator"]
+            except (ValueError, OverflowError) as error:
+                raise InputError("the checkpoint does not fit this run: the state of a random generator") from error
             setattr(layer, name, generator)
         elif isinstance(value, np.ndarray) and not value.shape:
             setattr(layer, name, value[()])
         else:
             setattr(layer, name, value)
+
+
+def _unpack(state: bytes) -> dict[str, Any]:
+    """What a state holds by its place; nothing if it is not one."""
+    try:
+        header = parse_json(state[8 : 8 + int.from_bytes(state[:8], "little")], "state", infinite=True)
+        return {**parse_json(header["__metadata__"]["plain"], "state", infinite=True), **load(state)}
+    except (SafetensorError, InputError, KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _is_like(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether values are of the kinds that an environment has now in the same places. A reset may leave a None."""
+
+    def is_like(value: Any, own: Any) -> bool:
+        if isinstance(own, np.ndarray):
+            return isinstance(value, np.ndarray) and (value.shape, value.dtype) == (own.shape, own.dtype)
+        if isinstance(own, dict):
+            return isinstance(value, dict) and mismatch(value, _schema(own)) is None
+        plain = bool | int | float | str | None
+        return isinstance(value, plain) and (own is None or value is None or _kind(value) == _kind(own))
+
+    return found.keys() == now.keys() and all(is_like(found[place], own) for place, own in now.items())
+
+
+def _kind(value: Any) -> type:
+    return float if type(value) is int else type(value)
+
+
+def _schema(value: Any) -> Any:
+    """What is like the state of a random generator: the same names, and numbers where it has numbers."""
+    if isinstance(value, dict):
+        return {key: _schema(each) for key, each in value.items()}
+    return type(value) if isinstance(value, int) else (lambda other: other == value)
 
 
 def layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:

@@ -1,9 +1,9 @@
 """A frozen encoder in ONNX runtime: pictures in, an embedding of each out.
 
-The file may be the user's own. Nothing in an ONNX file is code, but it may name other files to open (external data)
-and operators of other libraries; both are refused before the runtime sees it, and the runtime is given bytes, not a
-path. It must have one input, of pictures (batch, height, width, 3) or (batch, 3, height, width), and its first output
-must be (batch, numbers).
+The file may be the user's own. Nothing in an ONNX file is code, but it may name other files to open (external data) and
+operators of other libraries, or loop for ever; all of these are refused before the runtime sees it, and the runtime is
+given bytes, not a path, and a limit of memory. It must have one input, of pictures (batch, height, width, 3) or (batch,
+3, height, width), and its first output must be (batch, numbers).
 
     uint8 input      pixels as they are
     float32 input    pixels / 255, less ImageNet's mean, over its standard deviation
@@ -27,6 +27,10 @@ from demosift.vision.efficientnet import build_encoder, load_weights
 DEFAULT, SIZE = "default", 224
 BATCH = 32
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of pixels between 0 and 1
+LOOPS = ("Loop", "Scan", "SequenceMap")
+LARGEST = 4096  # side of a picture
+_BATCH_BYTES = 1 << 26  # of the pictures in a batch
+_MOST_MEMORY = 7 << 27  # beside four times the size of the file; a batch takes some 300 MiB in the usual networks
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _MOST_BYTES = 1 << 31
 _TYPES = {"tensor(uint8)": np.uint8, "tensor(float)": np.float32}
@@ -46,7 +50,7 @@ class Encoder:
 
     @property
     def most(self) -> int:
-        return self.batch or BATCH
+        return self.batch or max(1, min(BATCH, _BATCH_BYTES // (3 * self.size[0] * self.size[1])))
 
     def embed(self, pictures: Iterable[Picture]) -> Iterator[Float32[np.ndarray, "pictures numbers"]]:
         """The embeddings of all pictures, in order, a batch at a time."""
@@ -102,8 +106,8 @@ def load_encoder(name: str, cache: Path, size: int | None = None) -> Encoder:
         import onnxruntime  # noqa: F401
     except ImportError as error:
         raise InputError("encoder: needs onnx and onnxruntime: pip install demosift[vision]") from error
-    if size is not None and not 8 <= size <= 4096:
-        raise InputError(f"encoder: pictures of {size} pixels: needs between 8 and 4096")
+    if size is not None and not 8 <= size <= LARGEST:
+        raise InputError(f"encoder: pictures of {size} pixels: needs between 8 and {LARGEST}")
     if name == DEFAULT:
         model = build_encoder(load_weights(cache), size or SIZE)
         return start_encoder("default encoder", model.SerializeToString(), None)
@@ -144,6 +148,8 @@ def check_model(path: Path, content: bytes) -> None:
             )
         if kind == "NodeProto" and message.domain not in (*DOMAINS, *own):
             raise InputError(f"{path}: {message.op_type}: an operator of {message.domain!r}, which is not ONNX's own")
+        if kind == "NodeProto" and message.op_type in LOOPS:
+            raise InputError(f"{path}: {message.op_type}: a loop, which need not end; an encoder has none")
 
 
 def walk(message: Any) -> Iterator[Any]:
@@ -157,18 +163,28 @@ def walk(message: Any) -> Iterator[Any]:
                 waiting.extend(value if hasattr(value, "extend") else [value])
 
 
+def _limit_memory(num_bytes: int) -> None:
+    """For the sessions that are made next."""
+    import onnxruntime as runtime
+
+    memory = runtime.OrtMemoryInfo("Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT)
+    runtime.create_and_register_allocator(memory, runtime.OrtArenaCfg(num_bytes, 1, -1, -1))
+
+
 def start_encoder(name: str, content: bytes, size: int | None) -> Encoder:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = available_cores()
+    _limit_memory(_MOST_MEMORY + 4 * len(content))
+    options.add_session_config_entry("session.use_env_allocators", "1")
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        inputs = session.get_inputs()
+        shape, kind = inputs[0].shape if inputs else [], inputs[0].type if inputs else ""
     except Exception as error:
         raise InputError(f"{name}: ONNX runtime cannot run it: {one_line(error)}") from error
-    inputs = session.get_inputs()
-    shape, kind = inputs[0].shape if inputs else [], inputs[0].type if inputs else ""
     wanted = "needs one input of pictures, uint8 or float32, (batch, height, width, 3) or (batch, 3, height, width)"
     if len(inputs) != 1 or len(shape) != 4 or kind not in _TYPES or 3 not in (shape[1], shape[3]):
         found = ", ".join(f"{each.type} {each.shape}" for each in inputs) or "none"
@@ -180,5 +196,7 @@ def start_encoder(name: str, content: bytes, size: int | None) -> Encoder:
         raise InputError(f"{name}: takes pictures of {sides[0]} x {sides[1]} pixels, not {size}")
     height, width = (side or size or SIZE for side in stated)
     batch = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else None
+    if max(height, width) > LARGEST or 3 * height * width * (batch or 1) > _BATCH_BYTES:
+        raise InputError(f"{name}: takes {batch or 1} pictures of {height} x {width} pixels, which is too large")
     digest = hashlib.sha256(content).hexdigest()
     return Encoder(name, digest, (height, width), channels_first, _TYPES[kind], batch, session)

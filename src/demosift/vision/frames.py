@@ -70,6 +70,7 @@ def choose(where: str, known: Mapping[str, Any], names: Sequence[str]) -> list[s
 def open_lerobot(place: str, names: Sequence[str], **options: str) -> dict[str, Camera]:
     from demosift.data.formats.lerobot.reading import read_info, read_table
     from demosift.data.formats.lerobot.videos import list_stored
+    from demosift.data.parquet import to_python
 
     info = read_info(place)
     kinds = {key: feature["dtype"] for key, feature in info.features.items() if key.startswith("observation")}
@@ -83,7 +84,8 @@ def open_lerobot(place: str, names: Sequence[str], **options: str) -> dict[str, 
     def read_column(path: Path, key: str, rows: np.ndarray, steps: Steps) -> Iterator[Picture]:
         cells = column(path, key)
         for step in steps.tolist():
-            yield decode_cell(f"{path}: {key}: row {rows[step]}", info.root, cells[int(rows[step])].as_py())
+            where = f"{path}: {key}: row {rows[step]}"
+            yield decode_cell(where, info.root, to_python(where, cells[int(rows[step])]))
 
     def read_video(path: Path, episode: int, times: np.ndarray, steps: Steps) -> Iterator[Picture]:
         return read_pictures(path, episode, times[steps].tolist(), 1 / fps)

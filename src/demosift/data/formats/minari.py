@@ -24,7 +24,7 @@ from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording, assemble, check_recording
 from demosift.data.selection import Selection
-from demosift.files import atomic_folder, expanded, mismatch, parse_json, read_json, refuse_links, to_json
+from demosift.files import atomic_folder, check_links, expanded, mismatch, parse_json, read_json, refuse_links, to_json
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _data_folder(place: str) -> Path:
     data = locate(place)[0] / "data"
     if not data.is_dir():
         raise InputError(f"{place}: no Minari dataset at {data.parent}")
+    check_links(data.parent, data)
     return data
 
 

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.lib.format as npy
@@ -28,7 +28,7 @@ from demosift.data.format import Format
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
 from demosift.data.recording import Recording, check_recording, followed_rows, no_actions
 from demosift.data.selection import Run, Selection
-from demosift.files import atomic_folder, copy_regular, expanded, open_regular
+from demosift.files import atomic_folder, check_links, copy_regular, expanded, open_regular
 from demosift.types import Dataset, InputError
 
 PREFIX = "npz:"
@@ -56,6 +56,7 @@ def npz_files(place: str) -> list[Path]:
     files = sorted(folder.glob("*.npz"), key=lambda path: natural_key(path.name))
     if not files:
         raise InputError(f"{folder}: holds no .npz episodes")
+    check_links(folder, *files, folder / SIDECAR)
     return [*files, *(path for path in [folder / SIDECAR] if path.is_file())]
 
 
@@ -89,21 +90,27 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     check_claim(f"{path}: {key}", entry.file_size, entry.compress_size)
     with archive.open(entry) as stored:
         content = stored.read()
+    return read_npy(f"{path}: {key}", io.BytesIO(content), len(content))
+
+
+def read_npy(where: str, file: BinaryIO, size: int) -> np.ndarray:
+    """The array in a file of `size` bytes, which messages call `where`."""
+    magic = file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
     try:
-        reader = io.BytesIO(content)
+        file.seek(0)
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        shape, _, dtype = read_header[npy.read_magic(reader)](reader)
+        shape, _, dtype = read_header[npy.read_magic(file)](file)
         if dtype.hasobject:
-            raise InputError(f"{path}: {key}: holds Python objects: a pickle, which is never unpickled")
-        if math.prod(shape) * dtype.itemsize != len(content) - reader.tell():
-            raise InputError(f"{path}: {key}: damaged array: its header claims a shape of {shape}")
-        return npy.read_array(io.BytesIO(content), allow_pickle=False)
+            raise InputError(f"{where}: holds Python objects: a pickle, which is never unpickled")
+        if math.prod(shape) * dtype.itemsize != size - file.tell():
+            raise InputError(f"{where}: damaged array: its header claims a shape of {shape}")
+        file.seek(0)
+        return npy.read_array(file, allow_pickle=False)
     except KeyError:
-        raise InputError(f"{path}: {key}: is not a NumPy array") from None
+        raise InputError(f"{where}: is not a NumPy array") from None
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError) as error:
-        magic = content.startswith(npy.MAGIC_PREFIX)
         what = f"damaged array: {one_line(error)}" if magic else "is not a NumPy array"
-        raise InputError(f"{path}: {key}: {what}") from error
+        raise InputError(f"{where}: {what}") from error
 
 
 def _read_episode(path: Path, sidecar: Sidecar) -> Recording:

@@ -198,12 +198,11 @@ def robomimic_facts(place: str, name: str) -> dict[int, Any]:
     """Whether each demonstration is in `mask/NAME`; else its attribute of that name."""
     with open_hdf5(locate(place)) as file:
         demos = list_demos(file)
-        mask = file.get("mask")
-        if isinstance(mask, h5py.Group) and name in mask:
+        if name in list(filter_keys(file) or ()):
             chosen = set(read_filter_key(file, name))
             return {int(demo[5:]): demo in chosen for demo in demos}
-        stored = {int(demo[5:]): dict(file[f"data/{demo}"].attrs) for demo in demos}
-    return {number: attributes[name] for number, attributes in stored.items() if name in attributes}
+        attributes = {int(demo[5:]): file[f"data/{demo}"].attrs for demo in demos}
+        return {number: own[name] for number, own in attributes.items() if name in own}
 
 
 def _join(source: str, group: str, keys: list[str], steps: int, read: Any) -> tuple[np.ndarray, dict[str, int]]:

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from demosift.data.checks import as_flags, one_line
+from demosift.data.checks import as_flags
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar
-from demosift.data.parquet import as_indices, as_numbers, column_names, read_table
+from demosift.data.parquet import as_indices, as_numbers, column_names, read_table, to_python
 from demosift.data.recording import Recording
-from demosift.files import mismatch, read_json
+from demosift.files import check_links, mismatch, read_json
 from demosift.types import InputError
 
 ORIGIN = "origin"
@@ -89,16 +89,14 @@ def lerobot_facts(place: str, name: str) -> dict[int, Any]:
         order, last = order_frames(table, shard)
         ends = order[last]
         episode = as_indices(shard.path, "episode_index", table["episode_index"])[ends]
-        try:
-            values = table[name].take(pa.array(ends)).to_pylist()
-        except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date beyond Python's
-            raise InputError(f"{shard.path}: {name}: cannot read: {one_line(error)}") from error
+        values = to_python(f"{shard.path}: {name}", table[name].take(pa.array(ends)))
         found |= dict(zip(episode.tolist(), values, strict=True))
     return found
 
 
 def read_info(place: str) -> Info:
     root = locate(place)
+    check_links(root, root / "meta", root / "data")
     path = root / "meta" / "info.json"
     content = read_json(path)
     wrong = mismatch(content, _INFO)

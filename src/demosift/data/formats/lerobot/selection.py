@@ -30,9 +30,8 @@ from demosift.data.formats.lerobot.writing import (
     as_column,
     episode_row,
     write_episodes,
-    write_table,
 )
-from demosift.data.parquet import as_indices, as_numbers, read_table
+from demosift.data.parquet import as_indices, as_numbers, read_table, to_python, write_table
 from demosift.data.recording import check_recording, followed_rows
 from demosift.data.selection import Selection
 from demosift.files import (
@@ -167,12 +166,17 @@ def _write_file(root: Path, info: Info, number: int, tables: list[pa.Table]) -> 
 def read_episodes(info: Info) -> dict[int, Row]:
     """The metadata that version 3 keeps about each episode."""
     rows: dict[int, Row] = {}
+    known = [episode for shard in list_shards(info) for episode in shard.episodes]
     for path in sorted((info.root / "meta" / "episodes").glob("*/*.parquet")):
         table = read_table(path)
         if "episode_index" not in table.column_names or "tasks" not in table.column_names:
             raise InputError(f"{path}: episode_index or tasks: the file has no such column")
-        episodes = as_indices(path, "episode_index", table["episode_index"]).tolist()
-        rows |= dict(zip(episodes, table.to_pylist(), strict=True))
+        episodes = as_indices(path, "episode_index", table["episode_index"])
+        wanted = np.flatnonzero(np.isin(episodes, known))
+        if len(np.unique(episodes[wanted])) != len(wanted) or not rows.keys().isdisjoint(episodes[wanted].tolist()):
+            raise InputError(f"{path}: episode_index: an episode is there twice")
+        found = to_python(str(path), table.take(pa.array(wanted)))
+        rows |= dict(zip(episodes[wanted].tolist(), found, strict=True))
     return _complete(info, info.root / "meta" / "episodes", rows)
 
 
@@ -250,6 +254,7 @@ def _read_lines(info: Info, name: str) -> dict[int, Row]:
 
 
 def _write_lines(root: Path, name: str, rows: list[Row]) -> None:
+    (root / "meta").mkdir(parents=True, exist_ok=True)
     (root / "meta" / name).write_text("".join(dump_json(row) + "\n" for row in rows), encoding="utf-8")
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from demosift.data.actions import stored_actions
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.lerobot.reading import ACTION, DONE, ORIGIN, REWARD, TRUNCATED
 from demosift.data.formats.lerobot.stats import Stats, aggregate_stats, feature_stats, to_json
 from demosift.data.formats.sidecar import SIDECAR, observation_keys, write_sidecar
+from demosift.data.parquet import write_table
 from demosift.files import atomic_folder, write_json
 from demosift.types import Dataset
 
@@ -85,11 +85,6 @@ def as_column(array: np.ndarray) -> pa.Array:
 
 def describe_feature(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": str(array.dtype), "shape": [1 if array.ndim == 1 else array.shape[1]], "names": None}
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
 
 
 def episode_row(episode: int, tasks: Sequence[str], start: int, end: int, chunk: int, file: int) -> dict[str, Any]:
