@@ -156,18 +156,24 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
 
 def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     rows = read_part(folder / ROWS, ["episode", "weight"], role)
-    episodes = read_part(folder / EPISODES, ["episode", "log_weight"], role, optional=["number", "finish"])
+    episodes = read_part(
+        folder / EPISODES, ["episode", "log_weight"], role, optional=["number", "finish", "second_look"]
+    )
     weight = _checked(folder / ROWS, rows["weight"], summary[role].get("rows", len(rows["weight"])))
     number = rows["episode"]
     ends = np.append(np.flatnonzero(np.diff(number)) + 1, len(number))
     every = np.arange(len(ends))
     if not np.array_equal(number[ends - 1], every) or not np.array_equal(np.sort(episodes["episode"]), every):
         raise Unusable(f"{folder}: {ROWS} and {EPISODES} do not agree on the episodes")
-    finish = episodes.get("finish", np.ones(1))
-    if np.isnan(episodes["log_weight"]).any() or not ((finish > 0) & (finish <= 1)).all():
-        raise Unusable(f"{folder / EPISODES}: log_weight, finish: not a number for each episode")
+    finish, looks = (
+        episodes.get("finish", np.ones(1)),
+        [episodes["log_weight"], episodes.get("second_look", np.ones(1))],
+    )
+    if any(np.isnan(look).any() for look in looks) or not ((finish > 0) & (finish <= 1)).all():
+        raise Unusable(f"{folder / EPISODES}: log_weight, second_look, finish: not a number for each episode")
     best = np.empty(len(ends))
-    best[episodes["episode"].astype(np.int64)] = merit(episodes["log_weight"], episodes.get("finish"))
+    known = merit(episodes["log_weight"], episodes.get("finish"), episodes.get("second_look"))
+    best[episodes["episode"].astype(np.int64)] = known
     numbers = np.arange(len(ends))
     if "number" in episodes:  # files of before count from 0
         if not np.array_equal(episodes["number"], np.clip(np.floor(episodes["number"]), 0, 2**53)):
@@ -241,10 +247,16 @@ def role_of(data: Source, folder: Path, summary: Mapping[str, Any]) -> Role | Li
 
 
 def merit(
-    log_weight: Float[np.ndarray, "episodes"], finish: Float[np.ndarray, "episodes"] | None
+    log_weight: Float[np.ndarray, "episodes"],
+    finish: Float[np.ndarray, "episodes"] | None,
+    second_look: Float[np.ndarray, "episodes"] | None = None,
 ) -> Float[np.ndarray, "episodes"]:
-    """By what episodes are ranked: the mean log-weight of their rows, less where they stop early."""
-    return log_weight if finish is None else log_weight + FINISHED * np.log(finish)
+    """By what episodes are ranked: the mean log-weight of their rows, the better of two looks, less if they stop early.
+
+    Expert and pile alike; files of before have one look.
+    """
+    best = log_weight if second_look is None else np.maximum(log_weight, second_look)
+    return best if finish is None else best + FINISHED * np.log(finish)
 
 
 def read_part(path: Path, columns: list[str], role: Role, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:

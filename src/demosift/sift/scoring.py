@@ -45,6 +45,7 @@ from demosift.sift.finish import EARLY, measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
+from demosift.sift.second_look import look_again, possible
 from demosift.sift.training import Report
 from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
 from demosift.types import Dataset, InputError
@@ -108,12 +109,12 @@ class Scored:
         number[self.num_expert_episodes :] -= self.num_expert_episodes
 
         def mean(value: np.ndarray) -> np.ndarray:
-            return np.add.reduceat(value.astype(np.float64), starts) / rows
+            return episode_means(value, self.episode_ends)
 
         mean_log = mean(np.log(self.weight))
         quantiles = segment_quantiles(self.weight, starts, QUANTILES)
         rank = np.empty(len(starts), np.int64)
-        best = merit(mean_log, self.columns.get("finish"))
+        best = merit(mean_log, self.columns.get("finish"), self.columns.get("second_look"))
         for part in (slice(self.num_expert_episodes), slice(self.num_expert_episodes, None)):
             own = best[part]
             rank[part][np.argsort(-own, kind="stable")] = np.arange(1, len(own) + 1)
@@ -316,12 +317,11 @@ def _score(
     found = weigh_union(how.open_pair(expert, supplementary), how, watch)
     sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
     warnings = find_warnings(found)
-    known_bad = None
+    known_bad, factor = None, np.ones(len(weight))
     if bad is not None:
         likeness = weigh_union(how.open_pair(bad, supplementary), how, watch, " bad")
         pile = likeness.weight[likeness.num_expert :]
         # No row gains by being unlike the bad ones: that a row is not bad does not make it good.
-        factor = np.ones(len(weight))
         factor[num_expert:] = 1.0 if likeness.useless else np.maximum(pile, 1.0) ** -BAD_STRENGTH
         weight, spread = np.maximum(weight * factor, np.exp(-LOG_LIMIT)), spread * factor
         known_bad = describe_bad(bad, likeness, supplementary)
@@ -331,7 +331,14 @@ def _score(
     diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed)
     if agreement is not None:
         warnings.insert(0, NOBODY)
-    finish = measure_finish(sources, how.seed)
+    finish, second = measure_finish(sources, how.seed), None
+    if agreement is None and not found.useless and possible(sources):
+        first = episode_means(np.log(weight), found.ends)[len(sources[0].episode_ends) :]
+        own = None if finish is None else finish.share[len(sources[0].episode_ends) :]
+        second = look_again(
+            sources, merit(first, own), lambda pair: weigh_union(pair, how, watch, " again").weight, how.seed
+        )
+        finish = second.finish
     early = 0 if finish is None else int((finish.share[len(sources[0].episode_ends) :] < EARLY).sum())
     if early:
         warnings.append(f"{early} episodes of the supplementary set stop before the expert's do: they rank lower")
@@ -341,6 +348,7 @@ def _score(
         "dataset": describe_dataset(expert, supplementary),
         "bad": known_bad,
         "finish": None if finish is None else {"told": finish.told, "early": early},
+        "second_look": None if second is None else {"trusted": second.trusted},
         "expert_by": "the user" if agreement is None else "agreement",
         "scorer": {"name": how.scorer.name, **dataclasses.asdict(how.scorer), **found.about},  # type: ignore[call-overload]
         "members": how.members,
@@ -367,6 +375,9 @@ def _score(
     }
     numbers = np.concatenate([source.numbers for source in sources])
     columns = {} if finish is None else {"finish": finish.share}
+    if second is not None:
+        # What is known to be bad counts in both looks.
+        columns["second_look"] = second.log_weight + episode_means(np.log(factor), found.ends)
     if agreement is not None:
         first = agreement.stand_ins()
         order = np.concatenate([first, np.setdiff1d(np.arange(len(agreement.rank)), first)])
@@ -378,6 +389,11 @@ def _score(
     page = page_content(sources, weight, scored.episodes(), samples, how.threshold)
     watch.lap("judge")
     return dataclasses.replace(scored, page=page)
+
+
+def episode_means(values: np.ndarray, ends: Int[np.ndarray, "episodes"]) -> Float[np.ndarray, "episodes"]:
+    length = np.diff(ends, prepend=0)
+    return np.add.reduceat(values.astype(np.float64), ends - length) / length
 
 
 def stand_in(
