@@ -99,11 +99,6 @@ def random_demonstrations(kind: str = "continuous", seed: int = 0, num_rows: int
     return Demonstrations(random_dataset(seed, 30, discrete), random_dataset(seed + 1, num_rows, discrete))
 
 
-def prepared(name: str, kind: str = "continuous", **changes: Any) -> Demonstrations:
-    """The data as `fit` gives them to the members: with the weights of a method that prepares some."""
-    return tiny(name).prepare(random_demonstrations(kind, **changes), None)
-
-
 def fit_tiny(name: str, kind: str = "continuous", data: Demonstrations | None = None, **changes: Any) -> Run:
     options = {"seeds": [SEED], "iterations": STEPS, "log_every": CHUNK, "progress": False, **changes}
     return train.fit(tiny(name), data or random_demonstrations(kind), **options)

@@ -25,7 +25,6 @@ from conftest import (
     fit_tiny,
     folder_bytes,
     kill_at,
-    prepared,
     random_demonstrations,
     tiny,
 )
@@ -94,7 +93,7 @@ def test_metrics_are_finite_and_per_member(name: str, kind: str):
 @each_algorithm
 def test_scan_equals_a_loop_of_steps(name: str, kind: str):
     """And the loop's keys are the contract: everything random in iteration i follows from (seed, i)."""
-    data = prepared(name, kind)
+    data = tiny(name).prepare(random_demonstrations(kind), None)
     members = programs.stack_members(programs.every_member([tiny(name)], [SEED], [data], [fit_normaliser(data)]))
     algorithm, state = member(members.algorithm, 0), member(programs.init_members(members), 0)
     step = jax.jit(lambda *arguments: algorithm.step(*arguments))
@@ -128,7 +127,8 @@ def advance_on_gpu_path(members: programs.Members, monkeypatch: pytest.MonkeyPat
 @each_algorithm
 def test_a_member_among_others_equals_itself_alone(name: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     """On the GPU's path, beside a member with more data, so padded; alone, on the CPU's path and without padding."""
-    sources = [prepared(name, kind, seed=10, num_rows=90), prepared(name, kind)]
+    sources = [random_demonstrations(kind, seed=10, num_rows=90), random_demonstrations(kind)]
+    sources = [tiny(name).prepare(source, None) for source in sources]
     members = programs.stack_members(
         programs.every_member([tiny(name)], [SEED + 1, SEED], sources, [fit_normaliser(s) for s in sources])
     )

@@ -39,7 +39,7 @@ from demosift.learning.networks import Categorical, TanhGaussian
 from demosift.learning.pretraining import Discriminator, Pair
 from demosift.learning.runner import Bar
 from demosift.results.folder import read_results
-from demosift.results.prepared import PREPARED
+from demosift.results.prepared import PREPARED, write_prepared
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 STAGED = ("ilid", "tailo")
@@ -519,6 +519,10 @@ def test_what_was_prepared_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     (place / PREPARED).write_bytes((place / PREPARED).read_bytes()[:-3])  # damaged: made again
     np.testing.assert_array_equal(tiny("ilid").prepare(data, place).weight, first)  # type: ignore[arg-type]
     assert len(seen) == 2
+    assert tree(place) == content
+    key = prepared.key_of(data, "ilid", 0.4, 20, 1e-5, 5, 16, (8, 8))
+    write_prepared(place, key, {"likeness": np.ones(3)})  # not what the method writes: made again as well
+    np.testing.assert_array_equal(tiny("ilid").prepare(data, place).weight, first)  # type: ignore[arg-type]
     assert tree(place) == content
     with pytest.raises(InputError, match="prepared from other data or settings"):
         tiny("ilid", sigma=0.3).prepare(data, place)

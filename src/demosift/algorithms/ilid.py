@@ -113,10 +113,12 @@ class ILID:
             raise InputError("ilid: needs a supplementary dataset to select from; bc does not")
         stages = (self.discriminator_learning_rate, self.discriminator_iterations, self.batch_size, self.hidden)
         key = key_of(data, self.name, self.sigma, self.steps_ahead, *stages)
-        found = prepared(key, folder, lambda workshop: self.select(data, workshop))
+        pile = len(data.supplementary)
+        rows = {"likeness": pile, "selected": pile, "ratio": len(data.expert) + pile}
+        found = prepared(key, folder, rows, lambda workshop: self.select(data, workshop))
         if not found["selected"].any():
             warnings.warn("ilid: no row of the pile leads to a state of the expert; its own are cloned", stacklevel=2)
-        beta = found["likeness"] <= self.sigma if self.form == "paper" else np.ones(len(data.supplementary), bool)
+        beta = found["likeness"] <= self.sigma if self.form == "paper" else np.ones(pile, bool)
         return replace(data, weight=joint_weight(found["ratio"], found["selected"], beta, len(data.expert)))
 
     def select(self, data: Demonstrations, workshop: Path | None) -> Arrays:

@@ -121,7 +121,8 @@ class TAILO:
         first = (self.eta, self.first_iterations, self.negative_share)
         second = (self.discriminator_iterations, self.gradient_penalty, self.discriminator_learning_rate)
         key = key_of(data, self.name, *first, *second, self.discriminator_batch_size, self.hidden)
-        log_ratio = prepared(key, folder, lambda workshop: self.compare(data, workshop))["log_ratio"]
+        rows = {"log_ratio": len(data.supplementary)}
+        log_ratio = prepared(key, folder, rows, lambda workshop: self.compare(data, workshop))["log_ratio"]
         total = log_discounted_sum(self.kappa * log_ratio, data.supplementary.episode_ends, self.discount)
         return replace(data, weight=np.concatenate([np.zeros(len(data.expert)), np.exp(total - total.max())]))
 

@@ -4,7 +4,7 @@ Cells of a grid that share their data, and settings that differ only in how the 
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,15 @@ def remember(key: Key, make: Callable[[], Arrays]) -> Arrays:
     return KNOWN[key]
 
 
-def prepared(key: Key, folder: Path | None, make: Callable[[Path | None], Arrays]) -> Arrays:
+def prepared(key: Key, folder: Path | None, rows: Mapping[str, int], make: Callable[[Path | None], Arrays]) -> Arrays:
     """As `remember`; with a folder, from the file there, which is written if there is none.
 
-    `make` is given a place for its checkpoints, which goes when the file is written.
+    `rows` says which arrays there are, and how long they are. `make` is given a place for its checkpoints, which goes
+    when the file is written.
     """
     if folder is None:
         return remember(key, lambda: make(None))
-    found, workshop = read_prepared(folder, key), folder / "checkpoint"
+    found, workshop = read_prepared(folder, key, rows), folder / "checkpoint"
     if found is None:
         found = remember(key, lambda: make(workshop))
         write_prepared(folder, key, found)

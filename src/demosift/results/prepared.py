@@ -22,12 +22,13 @@ def write_prepared(folder: Path, key: Key, arrays: Mapping[str, np.ndarray]) -> 
     write_arrays(folder / PREPARED, arrays, note={"made_of": list(key)})
 
 
-def read_prepared(folder: Path, key: Key) -> Arrays | None:
-    """The arrays, or None where there are none. Those of other data or settings are refused."""
+def read_prepared(folder: Path, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+    """Arrays of finite numbers with so many rows, or None where there are none. Those of other data are refused."""
     try:
         arrays, note = read_arrays(folder / PREPARED)
     except DamagedFile:
         return None
     if note.get("made_of") != list(key):
         raise InputError(f"{folder}: was prepared from other data or settings; choose another folder")
-    return arrays
+    fits = {name: array.shape for name, array in arrays.items()} == {name: (count,) for name, count in rows.items()}
+    return arrays if fits and all(np.isfinite(array).all() for array in arrays.values()) else None
