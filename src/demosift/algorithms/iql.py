@@ -6,8 +6,8 @@
     L_pi = -mean_U  w log pi(a|s)
 
 Q' are target networks. The rewards are those in the data, so scaled that the best and the worst return are 1,000 apart,
-as the authors do for locomotion (for AntMaze they take `scaling="none", bias=1`). `seabo` and `otr` run the same step on
-rewards of their own.
+as the authors do for locomotion (for AntMaze they take `scaling="none", bias=1`). `seabo` and `otr` run the same step
+on rewards of their own.
 
 **Order of one iteration**, as in the authors' code: V steps; the policy steps with the weights of the new V; the twin Q
 step towards targets of the new V; the target networks move by 0.005 towards the new Q.
