@@ -57,11 +57,11 @@ def measure_search(num_rows: int, dimension: int) -> dict[str, Any]:
         "rows": num_rows,
         "references": REFERENCES,
         "dimension": dimension,
-        "seconds": round(searching[0], 1),
-        "cpu_seconds": round(searching[1], 1),
-        "product_seconds": round(multiplying[0], 1),
-        "product_cpu_seconds": round(multiplying[1], 1),
-        "ratio": round(searching[1] / multiplying[1], 2),
+        "seconds": round(float(searching[0]), 1),
+        "cpu_seconds": round(float(searching[1]), 1),
+        "product_seconds": round(float(multiplying[0]), 1),
+        "product_cpu_seconds": round(float(multiplying[1]), 1),
+        "ratio": round(float(searching[1] / max(multiplying[1], 1e-9)), 2),
     }
 
 
@@ -76,8 +76,8 @@ def measure_transport() -> dict[str, Any]:
     return {
         "episodes": EPISODES,
         "steps": STEPS,
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu_seconds, 2),
+        "seconds": round(float(seconds), 2),
+        "cpu_seconds": round(float(cpu_seconds), 2),
     }
 
 
