@@ -338,9 +338,12 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add = sub.add_argument
     add("folder", help="a folder with runs in it, or one that reproduce or score wrote")
 
-    sub = verb("bench", "measure speed against this machine's limit, how good the scorers are, or sift's time")
+    sub = verb(
+        "bench",
+        "measure speed against this machine's limit, how good scorers are, or the time of sift and rewards",
+    )
     add = sub.add_argument
-    what = ["speed", "scores", "scale", "recipe"]
+    what = ["speed", "scores", "scale", "recipe", "rewards"]
     add("what", nargs="?", choices=what, default=what[0], help="what to measure (default: speed)")
     add("--measures", nargs="+", metavar="NAME", help="scores: any of noisy-expert, haystack, full-replay")
     add("--scorers", nargs="+", metavar="NAME", help="scores: scorers to compare (default: all)")
@@ -351,10 +354,11 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--iterations", type=within(STEPS), help="recipe: iterations of sift and of plain BC (default: 25000 each)")
     about = "recipe: networks that act as one policy (default: 5 1, one after the other)"
     add("--ensemble", type=within(MEMBERS), nargs="+", default=[5, 1], metavar="K", help=about)
-    about = "scores, scale, recipe: file for the results, with tables beside it; scores found there are not measured "
-    about += "again"
+    about = "scores, scale, recipe, rewards: file for the results, with tables beside it; scores found there are not "
+    about += "measured again"
     add("--out", metavar="FILE.json", help=about)
-    add("--rows", type=within(ROWS), nargs="+", help="scale: rows of the supplementary set (default: 100k, 1M, 20M)")
+    about = "scale, rewards: rows of the supplementary set (default: 100k, 1M, 20M; for rewards 1M)"
+    add("--rows", type=within(ROWS), nargs="+", help=about)
     about = "speed: numbers of members (default: 1 5 20)"
     add("--members", type=within(MEMBERS), nargs="+", default=[1, 5, 20], help=about)
     add("--algorithms", nargs="+", metavar="NAME", help="speed: algorithms to measure (default: all)")

@@ -488,6 +488,10 @@ def measure(options: argparse.Namespace) -> Answer:
         from demosift.bench.scale import bench_scale
 
         return bench_scale(options.rows, options.out)
+    if options.what == "rewards":
+        from demosift.bench.rewards import bench_rewards
+
+        return bench_rewards(options.rows, options.out)
     if options.what == "recipe":
         from demosift.bench.recipe import bench_recipe
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.networks import Policy
-from demosift.ranges import BATCH, NOT_NEGATIVE, NUMBER, POSITIVE, SEED, STEPS, UNIT, WIDTH, Range, whole
+from demosift.ranges import BATCH, NOT_NEGATIVE, NUMBER, POSITIVE, SEED, SHARE, STEPS, UNIT, WIDTH, Range, whole
 from demosift.registry import ALGORITHMS, Registry
 from demosift.types import Demonstrations, InputError, Transitions
 
@@ -150,14 +150,14 @@ RANGES = {  # of the settings that methods share; another has the range in its f
     "discriminator_iterations": STEPS,
     "discriminator_learning_rate": NOT_NEGATIVE,
     "eta": POSITIVE,
-    "expectile": UNIT,
+    "expectile": SHARE,
     "gradient_penalty": NOT_NEGATIVE,
     "hidden": WIDTH,
     "horizon": SEED,
     "learning_rate": NOT_NEGATIVE,
     "log_std_floor": Range(-20, 2),
     "nu_penalty": NOT_NEGATIVE,
-    "target_rate": UNIT,
+    "target_rate": SHARE,
     "temperature": NOT_NEGATIVE,
     "threshold": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
