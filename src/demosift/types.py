@@ -247,11 +247,34 @@ class Demonstrations:
     """The expert set and the supplementary set (None for plain BC); `union` joins them, expert first.
 
     `weight` is how much each row of the union is worth imitating, if that was decided before training.
+    `expert_actions` False: nobody knows what the expert did. Its actions are then zeros in the supplementary set's
+    units, whatever they were, so that nothing can depend on them.
     """
 
     expert: Dataset
     supplementary: Dataset | None = None
     weight: Float[np.ndarray, "rows"] | None = None
+    expert_actions: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.expert_actions:
+            object.__setattr__(self, "expert", self._without_actions())
+
+    def _without_actions(self) -> Dataset:
+        """The expert set with zeros for actions. What actions are is what the supplementary set says they are."""
+        expert, supplementary = self.expert, self.supplementary
+        if supplementary is None:
+            raise InputError(f"{expert.source}: its actions are unknown, so it needs a supplementary set that has some")
+        action = np.zeros((len(expert), supplementary.action_dim), supplementary.transitions.action.dtype)
+        environment, bounds = expert.environment, supplementary.bounds or expert.bounds
+        if environment is not None:
+            low, high = (None, None) if bounds is None or supplementary.discrete else bounds
+            count = supplementary.action_dim if supplementary.discrete else None
+            environment = replace(environment, action_low=low, action_high=high, num_actions=count)
+        transitions = expert.transitions._replace(action=action)
+        return replace(
+            expert, transitions=transitions, environment=environment, stated_bounds=supplementary.stated_bounds
+        )
 
     @property
     def union(self) -> Transitions:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from demosift.learning.algorithm import Algorithm
 
 PATHS = ("expert", "supplementary", "scores", "replay", "out", "tensorboard")
-WHICH_DATA = ("task", "expert", "supplementary", "scores", "actions", "pool", "disjoint", "replay")
+WHICH_DATA = ("task", "expert", "supplementary", "expert_observations", "scores", "actions")
+WHICH_DATA += ("pool", "disjoint", "replay", "expert_trajectories")
 # Not repeated: where it went, and what does not change a run. The recipe is told by the settings that it names.
 UNTOLD = ("out", "resume", "json", "debug", "tensorboard", "wandb", "recipe")
 COMMENT = (
@@ -56,7 +57,9 @@ class Request:
     def asks_for_data_of(self, options: argparse.Namespace) -> bool:
         """Whether the command line left the file's choice of data as it is."""
         names = (*WHICH_DATA, *(("seed", "seeds") if options.task else ()))  # a task is drawn anew for each seed
-        return all(vars(options).get(name) == self.values.get(name) for name in names)
+        # An earlier release told no flag that is off now.
+        told = {name: self.values.get(name.replace("_", "-")) for name in names}
+        return all((vars(options).get(name) or None) == (value or None) for name, value in told.items())
 
 
 def read_request(arguments: Sequence[str]) -> Request:

@@ -79,6 +79,7 @@ class Algorithm(Method, Protocol):
     about: ClassVar[About]  # the name alone
     needs_supplementary: ClassVar[bool]  # true
     takes_weights: ClassVar[bool]  # false: weights that come with the data do not replace its own
+    needs_expert_actions: ClassVar[bool]  # true; false: an expert of whom only observations are known will do
 
     @property
     def cloner(self) -> "Cloner | None":
@@ -123,6 +124,13 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
     made = cls(**given)
     check_settings(made)
     return made
+
+
+def check_expert_actions(method: Algorithm | type[Algorithm], known: bool) -> None:
+    """Refuse a method that needs the expert's actions where they are not known."""
+    if method.needs_expert_actions and not known:
+        others = [name for name, cls in REGISTRY.loaded().items() if not cls.needs_expert_actions]
+        raise InputError(f"{method.name} needs the expert's actions; {', '.join(others) or 'others'} do not")
 
 
 RANGES = {  # of the settings that methods share; another has the range in its field's metadata, or any
@@ -230,6 +238,7 @@ def algorithm(cls: type[A]) -> type[A]:
         "about": About(getattr(cls, "name", cls.__name__)),
         "needs_supplementary": True,
         "takes_weights": False,
+        "needs_expert_actions": True,
         "cloner": None,
         "check": lambda self: None,
         "prepare": lambda self, data, folder: data,

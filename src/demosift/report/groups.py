@@ -135,6 +135,7 @@ def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
     schedule = [len(member.iteration), fingerprint(member.iteration.tolist())]
     rest = {key: config.get(key) for key in ("iterations", "normalise")}
     rest["precision"] = config.get("precision") or "float32"
+    rest["expert_actions"] = "known" if config.get("expert_actions", True) else "unknown"
     return {**settings, **rest, "data": data, "evaluations": schedule}
 
 
