@@ -261,6 +261,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--folds", type=within(FOLDS), default=5, help="number of parts to leave out of training in turn (default: 5)")
     add("--seed", type=within(SEED), default=0, help="random seed (default: 0)")
     add("--threshold", type=within(POSITIVE), default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
+    about = "the expert's actions are unknown: compare states and where they lead, and look at no action"
+    add("--expert-observations", action="store_true", help=about)
     add_actions(sub)
     add_features(sub)
 

@@ -327,6 +327,7 @@ def run_score(options: argparse.Namespace) -> Answer:
         actions=options.actions,
         features=features_of(options),
         state=not options.without_state,
+        expert_observations=options.expert_observations,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"

@@ -63,7 +63,7 @@ def explained(table: ComparisonTable) -> str:
         "Normalised scores in percent, 0 random and 100 the expert: the mean of each seed's last "
         f"{span(table.averaged)} evaluations, then mean ± standard deviation over {span(table.seeds)} seeds, after "
         f"{'; '.join(table.trained)}. Mean, interquartile mean (IQM) and the 95% intervals of a stratified bootstrap "
-        f"over seeds are {where}. A probability is that of a seed to beat one of the other method, averaged over tasks: "
+        f"over seeds are {where}. A probability is that of a seed to beat one of another method, averaged over tasks: "
         f"of {table.base or 'none'}, and for a robust cloner of the same method as published. *Above* is the "
         "performance profile: the percentage of seeds with a larger score."
     )
