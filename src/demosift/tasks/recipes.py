@@ -76,15 +76,14 @@ class Sources:
     def medium_pool(self) -> Dataset:
         if self.replay_folder is None:
             return self.others.get("medium") or _shipped_pool(self.env, "medium", self.pool)
-        return self.others.get("medium") or self._record_replayed("medium")
+        return self.others.get("medium") or self._record(self._replayed_policy("medium"))
 
     @cached_property
     def noisy_medium_pool(self) -> Dataset:
         """The medium policy with noise on its actions, which are played, so that it comes to other states."""
         if "noisy-medium" in self.others:
             return self.others["noisy-medium"]
-        policy = NoisyPolicy(shipped_policy(self.env, "medium"), MEDIUM_NOISE)
-        return _record_pool(policy, environments.resolve(self.env), self.env, range(self.pool))
+        return self._record(NoisyPolicy(shipped_policy(self.env, "medium"), MEDIUM_NOISE))
 
     @property
     def num_experts(self) -> int:
@@ -133,20 +132,24 @@ class Sources:
     @cached_property
     def replay(self) -> tuple[Dataset, Dataset]:
         """The expert's pool and the replay of one agent, from a folder that `demosift collect` wrote."""
+        policy = self._replayed_policy("expert")
         replay = read_dataset(self._replayed("replay.hdf5"))
         spec = environments.resolve(self.env)
         self._check_made_for("replay.hdf5", replay.environment)
         longest = int(np.max(replay.episode_ends - replay.episode_starts))
         if longest > environments.max_episode_steps(spec):
             raise InputError(f"{replay.source}: has an episode of {longest} rows; {spec.id} ends before that")
-        return self.recorded or self._record_replayed("expert"), replay
+        return self.recorded or self._record(policy), replay
 
-    def _record_replayed(self, level: str) -> Dataset:
-        """A pool of the policy that `collect` kept beside the replay."""
+    def _record(self, policy: Actor) -> Dataset:
+        return _record_pool(policy, environments.resolve(self.env), self.env, range(self.pool))
+
+    def _replayed_policy(self, level: str) -> Policy:
+        """What `collect` kept beside the replay."""
         name = f"{level}.safetensors"
         policy = Policy.load(self._replayed(name))
         self._check_made_for(name, policy.environment)
-        return _record_pool(policy, environments.resolve(self.env), self.env, range(self.pool))
+        return policy
 
     def _replayed(self, name: str) -> Path:
         command = f"demosift collect {self.env} --out {self.replay_folder or 'DIR'}"
