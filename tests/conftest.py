@@ -41,7 +41,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
 # Shapes are checked while tests run, in the modules that do maths. The hook must come before their first import.
-MATHS = [f"learning.{name}" for name in ("kernels", "networks", "losses", "learner", "cloning", "discriminator")]
+MATHS = [f"learning.{name}" for name in ("kernels", "networks", "losses", "learner", "cloning", "critic")]
+MATHS.append("learning.discriminator")
 install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "conftest.checked")
 
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
@@ -59,9 +60,10 @@ KINDS = ("continuous", "discrete")
 # Sift trains on scores, so it has tests of its own (test_recipe.py).
 COMBINATIONS = [(name, kind) for name in REGISTRY if name != "sift" for kind in KINDS]
 
-# What makes something happen within ten steps: DWBC's discriminator steps twice, the two stages take a chunk each.
+# What makes something happen within ten steps: DWBC's discriminator steps twice, two stages take a chunk each.
 WITHIN_TEN_STEPS: dict[str, Row] = {
     "dwbc": {"discriminator_every": 4},
+    "smodice": {"discriminator_iterations": CHUNK},
     "wbcu-two-stage": {"discriminator_iterations": CHUNK},
 }
 

@@ -4,7 +4,7 @@ Nothing here imports demosift or JAX. A network is a sequence of (kernel, bias) 
 possibly None; a gradient is a list of such pairs, returned beside its loss. `x_bar` is the derivative of the loss by x.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -142,13 +142,24 @@ def discriminator_points(amount: Array, x_expert: Array, x_union: Array) -> Arra
     )
 
 
+def expert_mixes(amount: Array, x_expert: Array, x_union: Array) -> Array:
+    """SMODICE's: the expert's rows mixed with the others, and no more."""
+    return x_union + amount * (x_expert - x_union)
+
+
 def discriminator_loss(
-    network: Network, x_expert: Array, x_union: Array, amount: Array, coefficient: float, of: str
+    network: Network,
+    x_expert: Array,
+    x_union: Array,
+    amount: Array,
+    coefficient: float,
+    of: str,
+    points: Callable[[Array, Array, Array], Array] = discriminator_points,
 ) -> tuple[float, Gradient]:
     """mean_E sp(-z) + mean_U sp(z) + coefficient * GP."""
     expert, union = forward(network, x_expert), forward(network, x_union)
     z_expert, z_union = expert[-1], union[-1]
-    penalised, penalty_gradient = penalty(network, discriminator_points(amount, x_expert, x_union), of, target=1.0)
+    penalised, penalty_gradient = penalty(network, points(amount, x_expert, x_union), of, target=1.0)
     gradient = add(
         backward(network, expert, -sigmoid(-z_expert) / len(z_expert))[0],
         backward(network, union, sigmoid(z_union) / len(z_union))[0],
@@ -237,6 +248,28 @@ def critic_loss(
     )
     log_sum = gain.max() + temperature * np.log(exponential.sum())
     return float((1.0 - discount) * forward(nu, initial)[-1].mean() + log_sum + coefficient * penalised), gradient
+
+
+def value_loss(
+    value: Network,
+    reward: Array,
+    rows: tuple[Array, Array],
+    initial: Array,
+    terminal: Array,
+    discount: float,
+    divergence: str,
+) -> tuple[float, Gradient]:
+    """SMODICE's: (1-gamma) mean V(s0) + log sum exp(e), or with the chi-square divergence + mean (e^2/2 + e)."""
+    gain = advantage(value, reward, *rows, terminal, discount)
+    if divergence == "kl":
+        conjugate, gain_bar = np.log(np.exp(gain).sum()), np.exp(gain) / np.exp(gain).sum()
+    else:
+        conjugate, gain_bar = np.mean((gain + 1.0) ** 2 - 1.0) / 2.0, (gain + 1.0) / len(gain)
+    bars = {"initial": np.full(len(initial), (1.0 - discount) / len(initial)), "here": -gain_bar}
+    bars["following"] = discount * (1.0 - terminal) * gain_bar
+    places = {"initial": initial, "here": rows[0], "following": rows[1]}
+    parts = [backward(value, forward(value, x), bars[name][:, None])[0] for name, x in places.items()]
+    return float((1.0 - discount) * forward(value, initial)[-1].mean() + conjugate), add(*parts)
 
 
 def normalised_weight(gain: Array, alpha: float) -> Array:

@@ -87,6 +87,8 @@ def test_flags_are_the_algorithm_fields(capsys: pytest.CaptureFixture[str]):
         ("train --json --expert E", "train sift --json --expert E"),
         ("train bc --expert E", "train bc --expert E"),
         ("train --json bc --expert E", "train --json bc --expert E"),
+        ("train isw-bc --expert E", "train wbcu --expert E"),
+        ("train --json isw-bc --expert isw-bc", "train --json wbcu --expert isw-bc"),
         ("train --help", "train --help"),
         ("train -h", "train -h"),
         ("train sive", "train sive"),

@@ -81,6 +81,9 @@ def test_every_method_is_run_as_published_and_with_the_robust_cloner() -> None:
     for pile in ("no-expert", "full-replay"):
         assert f"{pile}: left out, for no row is known to be the expert's: oracle, oracle+robust" in told
     assert "medium-expert:observations: left out, for they need the expert's actions: bc, bc+robust, nbcu" in told
+    without = {method for task, method in by_row if task == "hopper/haystack, expert observations"}
+    assert {"smodice", "smodice+robust", "lobsdice"} <= without
+    assert not by_row["hopper/haystack, expert observations", "smodice"].data.expert_actions
 
 
 def test_parts_of_the_grid_can_be_chosen() -> None:
@@ -134,18 +137,24 @@ SMALL = ["--set", "hidden=4,4", "batch_size=4"]
 def test_a_small_grid_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On double-pendulum, whose episodes are short as long as nobody has learned anything."""
     piles = ["--piles", "missing-steps", "medium-expert:2"]
-    command = ["reproduce", "successors", "--envs", "double-pendulum", "--seeds", "1", "--methods", "bc", "nbcu"]
+    piles += ["medium-expert:observations"]
+    command = ["reproduce", "successors", "--envs", "double-pendulum", "--seeds", "1", "--methods", "bc", "smodice"]
     command += [*piles, *TINY, *SMALL, "--pool", "10", "--out", str(tmp_path), "--json"]
     assert main(command) == 0
     first = json.loads(capsys.readouterr().out)
-    assert (first["cells"], first["done"], first["failed"]) == (8, 8, {})
+    assert (first["cells"], first["done"], first["failed"]) == (10, 10, {})
+    assert first["left_out"] == [
+        "medium-expert:observations: left out, for they need the expert's actions: bc, bc+robust"
+    ]
     page = (tmp_path / "report.html").read_bytes()
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["ran"] == 0
     assert (tmp_path / "report.html").read_bytes() == page
     tables = json.loads((tmp_path / "tables" / "successors.json").read_text())["tables"]
-    assert [table["pile"] for table in tables] == [None, "medium-expert, 2 experts", "missing-steps"]
-    assert [row["method"] for row in tables[0]["rows"]] == ["bc", "bc+robust", "nbcu", "nbcu+robust"]
+    piles = ["medium-expert, 2 experts", "medium-expert, expert observations", "missing-steps"]
+    assert [table["pile"] for table in tables] == [None, *piles]
+    assert tables[0]["tasks"] == 2  # those that every method was run on
+    assert [row["method"] for row in tables[0]["rows"]] == ["bc", "bc+robust", "smodice", "smodice+robust"]
     kept = {path.name for path in (tmp_path / "data").iterdir()}
     assert {f"double-pendulum-missing-steps-10{end}.hdf5" for end in ("", "-medium")} <= kept
     assert (tmp_path / "figures" / "profile.svg").is_file()
@@ -263,8 +272,9 @@ def d4rl_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for index, name in enumerate(names):
                 file[name] = np.concatenate([part.transitions[index] for part in parts])
             file["timeouts"] = np.concatenate([part.timeout for part in parts])
-            file["infos/action_log_probs"] = np.zeros(len(file["rewards"]), np.float32)
-            file["infos/qpos"] = np.zeros((len(file["rewards"]), 6))
+            rows = sum(map(len, parts))
+            file["infos/action_log_probs"] = np.zeros(rows, np.float32)
+            file["infos/qpos"] = np.zeros((rows, 6))
             file["metadata/algorithm"] = np.bytes_("SAC")
     return folder
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from conftest import folder_bytes, random_dataset, tree
 
-from demosift.algorithms import REGISTRY
+from demosift.algorithms import REGISTRY, make_algorithm
 from demosift.cli.config import move, write_request
 from demosift.cli.main import main, parse
 from demosift.cli.verbs import settings_of
 from demosift.data import write_dataset
+from demosift.experiments.presets import Request, parse_settings
 from demosift.files import read_toml, write_toml
+from demosift.registry import register
+from demosift.types import InputError
 
 TINY = ["--hidden", "8", "8", "--batch-size", "16", "--iterations", "10", "--log-every", "5"]
 
@@ -51,6 +54,22 @@ def test_a_run_is_repeated_from_its_folder(place: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(place / "runs")  # and from anywhere else, or when all of it has moved
     assert train("--from", "first", "--out", "elsewhere") == 0
     assert folder_bytes(Path("elsewhere")) == folder_bytes(Path("first"))
+
+
+def test_isw_bc_is_another_name_of_wbcu(place: Path):
+    """It is taken wherever a method is named, and files have one name for both."""
+    assert REGISTRY["isw-bc"] is REGISTRY["wbcu"]
+    assert "isw-bc" not in list(REGISTRY)
+    assert make_algorithm("isw-bc", {"threshold": 0.1}) == make_algorithm("wbcu", {"threshold": 0.1})
+    assert Request(methods=("bc", "isw-bc")).methods == ("bc", "wbcu")
+    assert parse_settings(["isw-bc.threshold=0.1"]) == {"wbcu.threshold": 0.1}
+    with pytest.raises(InputError, match="demosift's own"):
+        register(type("Mine", (REGISTRY["wbcu"],), {"name": "isw-bc"}))
+    assert train("isw-bc", *DATA, *TINY, "--out", "typed") == 0
+    Path("asked.toml").write_text('algorithm = "isw-bc"\n')
+    assert train("--config", "asked.toml", *DATA, *TINY, "--out", "read") == 0
+    assert config("typed")["algorithm"] == config("read")["algorithm"] == "wbcu"
+    assert Path("typed/run.toml").read_bytes() == Path("read/run.toml").read_bytes()
 
 
 def test_a_run_goes_on_from_its_own_file(place: Path):

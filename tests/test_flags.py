@@ -19,10 +19,10 @@ NONSENSE = ["nan", "inf", "-inf", "-1", "0", "1e20", "1e400", "9" * 30, "9" * 50
 # What is no nonsense for some flags: zero of these, less than zero of those, and large numbers of these.
 ZERO = """--seed --member --checkpoint-seconds --time-limit --seconds --discount --evaluate-every --gradient-penalty
     --gradient-penalties --nu-penalty --alpha --threshold --decay --weight-decay --average --log-std-floor
-    --learning-rate --discriminator-learning-rate --critic-learning-rate"""
+    --learning-rate --discriminator-learning-rate --critic-learning-rate --critic-decay"""
 NEGATIVE = "--log-std-floor"
 LARGE = """--learning-rate --discriminator-learning-rate --critic-learning-rate --gradient-penalty --gradient-penalties
-    --nu-penalty --alpha --eta --threshold --decay --weight-decay --episodes"""
+    --nu-penalty --alpha --eta --threshold --decay --weight-decay --critic-decay --episodes"""
 NOT_ZERO = {("score", "--threshold"), ("filter", "--threshold"), ("reproduce", "--evaluate-every")}
 NOT_ZERO |= {("collect", "--evaluate-every")}
 NOT_LARGE = {(verb, "--episodes") for verb in ["collect", "record", "task", "evaluate", "reproduce", "train"]}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from demosift.algorithms import dwbc, wbcu
-from demosift.algorithms.demodice import advantage, normalised_weight, nu_loss
 from demosift.learning import losses
 from demosift.learning.learner import descend, start
+from demosift.learning.losses import advantage, chi_square_nu_loss, chi_square_weight, normalised_weight, nu_loss
 
 LOG2, LOG3 = math.log(2.0), math.log(3.0)
 
@@ -145,7 +145,9 @@ def test_penalty_rates():
     close(losses.logit_rate(z), cost_rate, rtol=1e-5, atol=1e-6)
     close(losses.probability_rate(z), probability_rate, rtol=1e-5, atol=1e-9)
     assert np.max(np.abs(losses.probability_rate(z) + cost_rate)) > 0.5  # swapped, they would not pass
-    assert {"logit": losses.logit_rate, "probability": losses.probability_rate} == losses.PENALTY_RATES
+    close(losses.PENALTY_RATES["exact logit"](z), np.ones(41))  # dz/dz
+    assert losses.PENALTY_RATES["logit"] is losses.logit_rate
+    assert losses.PENALTY_RATES["probability"] is losses.probability_rate
 
 
 def test_gradient_penalty():
@@ -234,6 +236,15 @@ def test_nu_loss_gradient_is_the_weight():
     gain = rows(0.3, -1.0, 2.0)
     gradient = jax.grad(lambda a: nu_loss(jnp.zeros(3), a, 0.9, 1.7))(gain)
     close(3.0 * gradient, normalised_weight(gain, 1.7))
+
+
+def test_chi_square():
+    """(1-gamma) mean nu(s0) + mean(A^2/2 + A), at A = (2, -4): 4 and 4; the weight is its gradient, but not below 0."""
+    close(chi_square_nu_loss(rows(1.0, 3.0), rows(2.0, -4.0), 0.75), 0.25 * 2.0 + 4.0)
+    close(chi_square_weight(rows(2.0, -1.0, -4.0)), [3.0, 0.0, 0.0])
+    gain = rows(0.3, 1.0, 2.0)
+    gradient = jax.grad(lambda a: chi_square_nu_loss(jnp.zeros(3), a, 0.9))(gain)
+    close(3.0 * gradient, chi_square_weight(gain))
 
 
 def test_adam():

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import numpy_reference as reference
 import pytest
 
 from demosift.algorithms import REGISTRY
@@ -166,3 +167,95 @@ def test_untrained_weights_are_no_ratios():
     with pytest.raises(AssertionError):
         assert_ratios(untrained)
     assert not np.allclose(weights(solved("wbcu"), "disjoint states")[0], 1.0, atol=0.1)
+
+
+# Methods that match states, where an action is worth the state that it leads to: from the start, one action leads to
+# the place where the expert goes and the other elsewhere, and both places lead to themselves.
+START, THERE, ELSEWHERE = np.array([[0.0, 0.0], [1.0, 0.5], [-1.0, 0.5]])
+STEPS = {"to there": (START, THERE), "to elsewhere": (START, ELSEWHERE), "there": (THERE, THERE)}
+STEPS["elsewhere"] = (ELSEWHERE, ELSEWHERE)
+DISCOUNT = 0.8
+MATCHING: dict[str, dict[str, Any]] = {
+    "smodice": {"discriminator_iterations": 400},
+    "smodice, chi-square": {"discriminator_iterations": 400, "divergence": "chi-square"},
+    "lobsdice": {"gradient_penalty": 10.0, "alpha": 0.5},
+}
+
+
+def journeys(ends: list[np.ndarray], action: float) -> Dataset:
+    """Episodes of two steps, to an end and in it. The expert's actions would mislead who looked at them."""
+    obs = np.array([state for end in ends for state in (START, end)], np.float32)
+    next_obs = np.repeat(np.array(ends, np.float32), 2, axis=0)
+    taken = np.array([choice for end in ends for choice in (action if end is THERE else -action, 0.0)], np.float32)
+    second = np.arange(len(obs)) % 2 == 1
+    rows = Transitions(obs, taken[:, None], np.zeros(len(obs), np.float32), next_obs, np.zeros(len(obs), bool))
+    return Dataset(rows, timeout=second)
+
+
+def two_ways() -> Demonstrations:
+    return Demonstrations(journeys([THERE] * 12, BAD), journeys([THERE, ELSEWHERE] * 12, GOOD), expert_actions=False)
+
+
+@functools.cache
+def matched(name: str) -> tuple[Run, dict[str, float], dict[str, float]]:
+    """The run, and the weight and the reward of each step. The four are equally frequent in the pile."""
+    rates = {**FAST, "critic_learning_rate": 3e-3, "discount": DISCOUNT, **MATCHING[name]}
+    algorithm = REGISTRY[name.partition(",")[0]](**NETWORK, **rates)
+    run = train.fit(algorithm, two_ways(), iterations=1600, log_every=200, progress=False)
+    weight = train.weigh(run, two_ways())[0, 24:]
+    kinds = np.tile(["to there", "there", "to elsewhere", "elsewhere"], 12)
+    weights = {kind: float(weight[kinds == kind].mean()) for kind in STEPS}
+    mean = 1.0 if "chi" in name else float(np.mean(list(weights.values())))  # of the KL divergence's, the scale is free
+    network = [layer for layer in sorted(run.state or {}) if layer.startswith(".discriminator.params")]
+    rewards = {}
+    for kind, pair in STEPS.items():
+        x = np.concatenate([(state + run.policy.shift[0]) * run.policy.scale[0] for state in pair])
+        rewards[kind] = logit({key: (run.state or {})[key][0] for key in network}, x)
+    return run, {kind: value / mean for kind, value in weights.items()}, rewards
+
+
+def logit(layers: dict[str, np.ndarray], x: np.ndarray) -> float:
+    """Of a state or of a pair of them, whichever the first layer takes."""
+    depth = 1 + max(int(key.split("[")[1].split("]")[0]) for key in layers)
+    x = x[: layers[".discriminator.params[0].kernel"].shape[0]]
+    for index in range(depth):
+        x = x @ layers[f".discriminator.params[{index}].kernel"] + layers.get(
+            f".discriminator.params[{index}].bias", 0.0
+        )
+        x = x if index == depth - 1 else np.maximum(x, 0.0)
+    return float(x[0])
+
+
+def assert_flow(weight: dict[str, float]) -> None:
+    """Weights are those of a stationary distribution: the start's share is 1 - gamma, and what goes in comes out."""
+    assert (weight["to there"] + weight["to elsewhere"]) / 4 == pytest.approx(1 - DISCOUNT, rel=0.25)
+    for end in ("there", "elsewhere"):
+        assert weight[end] == pytest.approx(DISCOUNT * (weight[end] + weight[f"to {end}"]), rel=0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("name", MATCHING)
+def test_steps_to_the_experts_states_weigh_more(name: str):
+    run, weight, _ = matched(name)
+    assert weight["to there"] > 2 * weight["to elsewhere"]
+    assert_flow(weight)
+    share = weight["to there"] / (weight["to there"] + weight["to elsewhere"])
+    action = run.policy.act_members(START[None, None].astype(np.float32))[0, 0, 0]
+    assert action == pytest.approx(np.tanh((2 * share - 1) * np.arctanh(GOOD)), abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("smodice", 1.0), ("lobsdice", 1.5)])
+def test_the_weights_solve_the_problem(name: str, temperature: float):
+    """Of all p, the best way to go there with probability p has K logit(p) = (1-gamma) dr(start) + gamma dr(ends)."""
+    _, weight, reward = matched(name)
+    if name == "lobsdice":
+        reward = {kind: float(-reference.smoothed_cost(np.array(z))) for kind, z in reward.items()}
+    gain = (1 - DISCOUNT) * (reward["to there"] - reward["to elsewhere"])
+    gain += DISCOUNT * (reward["there"] - reward["elsewhere"])
+    assert gain > 0.5
+    for here, other in (("to there", "to elsewhere"), ("there", "elsewhere")):
+        assert np.log(weight[here] / weight[other]) == pytest.approx(gain / temperature, rel=0.15)
+
+
+def test_weights_that_do_not_flow_are_noticed():
+    with pytest.raises(AssertionError):
+        assert_flow(dict.fromkeys(STEPS, 1.0))

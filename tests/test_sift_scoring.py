@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
@@ -100,6 +101,8 @@ def test_an_expert_without_actions_is_scored_by_where_states_lead(tmp_path: Path
     np.testing.assert_array_equal(again.weight, found.weight)  # no action is looked at
     for name, dataset in (("expert", expert), ("pile", pile)):
         write_dataset(dataset, tmp_path / f"{name}.hdf5")
+    with h5py.File(tmp_path / "expert.hdf5", "a") as file:
+        del file["actions"]
     command = ["score", "--expert", str(tmp_path / "expert.hdf5"), "--supplementary", str(tmp_path / "pile.hdf5")]
     command += ["--scorer", "neighbours", "--members", "1", "--folds", "3", "--expert-observations"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0

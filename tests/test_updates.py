@@ -17,8 +17,24 @@ import numpy_reference as reference
 import optax
 import pytest
 
-from demosift.algorithms import BC, DWBC, NBCU, WBCU, Batch, DemoDICE, WBCUTwoStage, bc, demodice, dwbc, wbcu
-from demosift.learning import cloning, discriminator, losses
+from demosift.algorithms import (
+    BC,
+    DWBC,
+    NBCU,
+    SMODICE,
+    WBCU,
+    Batch,
+    DemoDICE,
+    LobsDICE,
+    WBCUTwoStage,
+    bc,
+    demodice,
+    dwbc,
+    lobsdice,
+    smodice,
+    wbcu,
+)
+from demosift.learning import cloning, critic, discriminator, losses
 from demosift.learning.learner import Learner, descend, start
 from demosift.learning.networks import Categorical, Layer, Perceptron, TanhGaussian
 from demosift.types import Transitions
@@ -54,6 +70,14 @@ CASES = {
     "two-stage, policy": Case(WBCUTwoStage(discriminator_iterations=3, threshold=0.6, **RATES, **SIZES), iteration=3),
     "demodice": Case(DemoDICE(alpha=0.3, discount=0.8, nu_penalty=0.3, critic_learning_rate=0.02, **RATES, **SIZES)),
     "demodice, discrete": Case(DemoDICE(critic_learning_rate=0.02, **RATES, **SIZES), discrete=True),
+    "smodice, discriminator": Case(SMODICE(**RATES, **SIZES), iteration=3_999),
+    "smodice": Case(SMODICE(discount=0.8, critic_decay=0.2, critic_learning_rate=0.02, **RATES, **SIZES), 4_000),
+    "smodice, chi-square": Case(
+        SMODICE(divergence="chi-square", discount=0.8, critic_learning_rate=0.02, **RATES, **SIZES), 4_000
+    ),
+    "smodice, discrete": Case(SMODICE(critic_learning_rate=0.02, **RATES, **SIZES), 4_000, discrete=True),
+    "lobsdice": Case(LobsDICE(alpha=0.3, discount=0.8, nu_penalty=0.3, critic_learning_rate=0.02, **RATES, **SIZES)),
+    "lobsdice, discrete": Case(LobsDICE(critic_learning_rate=0.02, **RATES, **SIZES), discrete=True),
     "dwbc, policy only": Case(DWBC(**RATES, **SIZES), iteration=98),
     "dwbc": Case(DWBC(weight_decay=0.3, **RATES, **SIZES), iteration=99),
     "dwbc, discrete": Case(DWBC(**RATES, **SIZES), iteration=199, discrete=True),
@@ -104,6 +128,13 @@ def make(case: Case, dtype: Any = np.float64) -> tuple[Any, Batch]:
         case DemoDICE():
             learners.append(make_learner(rng, make_network(rng, (inputs, *HIDDEN, 1), last_bias=False, last=2.0)))
             learners.append(make_learner(rng, make_network(rng, (OBS, *HIDDEN, 1), last_bias=False)))
+            state = demodice.State(*learners)
+        case SMODICE():
+            learners += [make_learner(rng, make_network(rng, (OBS, *HIDDEN, 1))) for _ in range(2)]
+            state = demodice.State(*learners)
+        case LobsDICE():
+            for size, last in ((2 * OBS, 2.0), (OBS, 1.0)):
+                learners.append(make_learner(rng, make_network(rng, (size, *HIDDEN, 1), last_bias=False, last=last)))
             state = demodice.State(*learners)
         case DWBC():
             sample, likelihood = (make_network(rng, (size, 3))[0] for size in (inputs, 1 if case.discrete else ACTION))
@@ -200,6 +231,11 @@ def expected(case: Case, state: Any, batch: Batch) -> tuple[dict[str, Any], dict
             **weight_metrics(w_other),
         }
 
+    if isinstance(a, SMODICE):
+        return expected_of_smodice(case, state, new, float64(batch), clone)
+    if isinstance(a, LobsDICE):  # pairs of states in place of (s, a), and only supplementary rows in the union's place
+        x_expert, x_union = (np.concatenate([rows.obs, rows.next_obs], axis=1) for rows in (expert, supplementary))
+        union = supplementary
     z_expert = reference.forward(network, x_expert)[-1][:, 0]
     z_union = reference.forward(network, x_union)[-1][:, 0]
     loss, gradient = reference.discriminator_loss(
@@ -211,7 +247,7 @@ def expected(case: Case, state: Any, batch: Batch) -> tuple[dict[str, Any], dict
         "discriminator_accuracy": accuracy(z_expert > 0.0, z_union < 0.0),
     }
 
-    if isinstance(a, DemoDICE):
+    if isinstance(a, DemoDICE | LobsDICE):
         nu = float64(state.critic.params)
         reward = -reference.smoothed_cost(z_union)
         states = (expert.obs, expert.next_obs), (union.obs, union.next_obs)
@@ -232,6 +268,28 @@ def expected(case: Case, state: Any, batch: Batch) -> tuple[dict[str, Any], dict
         return new, {**metrics, **unknown, **clone(union, weight)}
     metrics |= clone(union, weight)
     return {**new, "discriminator": discriminator}, metrics
+
+
+def expected_of_smodice(
+    case: Case, state: Any, new: dict[str, Any], batch: Any, clone: Callable
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    a, rows, network = case.algorithm, batch.supplementary, float64(state.discriminator.params)
+    names = ("policy_loss", "critic_loss", "weight_mean", "effective_share")
+    metrics = dict.fromkeys((*names, "discriminator_loss", "discriminator_accuracy"), np.nan)
+    z_expert, z = (reference.forward(network, each.obs)[-1][:, 0] for each in (batch.expert, rows))
+    if case.iteration < a.discriminator_iterations:
+        amount, settings = batch.uniform[0], (a.gradient_penalty, "value", reference.expert_mixes)
+        loss, gradient = reference.discriminator_loss(network, batch.expert.obs, rows.obs, amount, *settings)
+        new["discriminator"] = leaves_after(state.discriminator, gradient, a.discriminator_learning_rate)
+        told = {"discriminator_loss": loss, "discriminator_accuracy": accuracy(z_expert > 0.0, z < 0.0)}
+        return new, {**metrics, **told}
+    value, states = float64(state.critic.params), (rows.obs, rows.next_obs)
+    rest = (rows.terminal, a.discount)
+    critic_loss, gradient = reference.value_loss(value, z, states, batch.initial.obs, *rest, a.divergence)
+    new["critic"] = leaves_after(state.critic, gradient, a.critic_learning_rate, decay=a.critic_decay)
+    gain = reference.advantage(value, z, *states, *rest)
+    weight = reference.normalised_weight(gain, 0.0) if a.divergence == "kl" else np.clip(gain + 1.0, 0.0, None)
+    return new, {**metrics, "critic_loss": critic_loss, **weight_metrics(weight), **clone(rows, weight)}
 
 
 def take_step(case: Case, state: Any, batch: Batch, anew: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -261,8 +319,8 @@ def difference(case: Case, outcome: tuple[Any, dict[str, Any]], wanted: tuple[di
     assert metrics.keys() == numbers.keys()
     assert set(state._fields) == learners.keys()
     learned = [learner_difference(getattr(state, name), learners[name]) for name in learners]
-    # The two-stage schedule reports its metrics as float32 in any precision.
-    slack = 1e-2 if isinstance(case.algorithm, WBCUTwoStage) else 1.0
+    # Schedules of two stages report their metrics as float32 in any precision.
+    slack = 1e-2 if isinstance(case.algorithm, WBCUTwoStage | SMODICE) else 1.0
     return max(*learned, *(slack * relative_difference(metrics[name], numbers[name]) for name in numbers))
 
 
@@ -288,7 +346,7 @@ def test_update_matches_numpy(name: str):
     assert difference(case, take_step(case, state, batch), wanted) < EXACT
 
 
-@pytest.mark.parametrize("name", ["wbcu", "demodice", "dwbc"])
+@pytest.mark.parametrize("name", ["wbcu", "demodice", "dwbc", "smodice"])
 def test_update_matches_numpy_in_float32(name: str):
     """Sums of float32 products lose some 1e-7 of their largest terms, and terms cancel."""
     case = CASES[name]
@@ -375,10 +433,10 @@ def swap_amounts(batch: Batch) -> Batch:
 
 
 wbcu_discriminate = wbcu.discriminate
-demodice_criticise = DemoDICE.criticise
+demodice_criticise = demodice.criticise
+lobsdice_step = LobsDICE.step
 between = losses.between_expert_and_union
 penalty = losses.gradient_penalty
-nu_loss = demodice.nu_loss
 
 moments = TanhGaussian.moments
 
@@ -414,24 +472,59 @@ MUTATIONS: dict[str, tuple[str, Any, str, Any]] = {
     "weights after the step": ("wbcu", wbcu, "discriminate", late_discriminate),
     "value not masked at terminals": (
         "demodice",
-        demodice,
+        critic,
         "advantage",
         lambda r, nu, next_nu, terminal, discount: r + discount * next_nu - nu,
     ),
     "the successor's value detached": (
         "demodice",
-        demodice,
+        critic,
         "advantage",
         lambda r, nu, next_nu, end, discount: r + discount * jnp.where(end, 0.0, jax.lax.stop_gradient(next_nu)) - nu,
     ),
-    "critic's penalty towards 1": ("demodice", demodice, "gradient_penalty", lambda r, s, target: penalty(r, s, 1.0)),
+    "critic's penalty towards 1": ("demodice", critic, "gradient_penalty", lambda r, s, target: penalty(r, s, 1.0)),
     "critic's mixes by the discriminator's amounts": (
         "demodice",
-        DemoDICE,
+        demodice,
         "criticise",
-        lambda self, critic, batch, reward: demodice_criticise(self, critic, swap_amounts(batch), reward),
+        lambda learner, batch, *rest, **named: demodice_criticise(learner, swap_amounts(batch), *rest, **named),
     ),
     "weight not normalised": ("demodice", demodice, "normalised_weight", lambda a, k: jnp.exp((a - jnp.max(a)) / k)),
+    "penalty on the smoothed logit": (
+        "smodice, discriminator",
+        discriminator,
+        "PENALTY_RATES",
+        {"exact logit": losses.logit_rate},
+    ),
+    "states mixed the other way": (
+        "smodice, discriminator",
+        smodice,
+        "mix",
+        lambda amount, e, u: losses.mix(amount, u, e),
+    ),
+    "the state's value not masked": (
+        "smodice",
+        smodice,
+        "advantage",
+        lambda r, v, next_v, terminal, discount: r + discount * next_v - v,
+    ),
+    "no decay of the value": ("smodice", smodice, "descend", lambda *a, weight_decay: descend(*a)),
+    "the KL's value loss": ("smodice, chi-square", smodice, "VALUE_LOSSES", {"chi-square": losses.nu_loss}),
+    "the KL's weight": ("smodice, chi-square", smodice, "WEIGHTS", {"chi-square": losses.normalised_weight}),
+    "negative weights": ("smodice, chi-square", smodice, "WEIGHTS", {"chi-square": lambda gain: gain + 1.0}),
+    "pairs in the wrong order": (
+        "lobsdice",
+        lobsdice,
+        "state_pair",
+        lambda rows: jnp.concatenate([rows.next_obs, rows.obs], axis=-1),
+    ),
+    "weight without alpha": ("lobsdice", lobsdice, "normalised_weight", lambda a, k: losses.normalised_weight(a, 1.0)),
+    "the union in the pile's place": (
+        "lobsdice",
+        LobsDICE,
+        "step",
+        lambda self, state, batch, *rest: lobsdice_step(self, state, batch._replace(supplementary=batch.union), *rest),
+    ),
     "nothing detached": ("dwbc", jax.lax, "stop_gradient", lambda x: x),
     "no weight decay": ("dwbc", cloning, "descend", lambda *a, epsilon, weight_decay=0.0: descend(*a, epsilon=epsilon)),
     "the source paper's other weight": (
@@ -475,6 +568,9 @@ def test_a_broken_update_is_noticed(mutation: str, monkeypatch: pytest.MonkeyPat
         ("demodice", "discriminator", "policy"),
         ("demodice", "discriminator", "critic"),
         ("demodice", "critic", "policy"),
+        ("smodice", "critic", "policy"),
+        ("lobsdice", "discriminator", "critic"),
+        ("lobsdice", "critic", "policy"),
         ("dwbc", "policy", "discriminator"),
         ("dwbc", "discriminator", "policy"),
     ],
@@ -541,22 +637,26 @@ def test_two_stages():
         state = new
 
 
+WEIGHED = ["bc", "nbcu", "wbcu", "wbcu, as the paper", "demodice", "smodice", "smodice, chi-square", "lobsdice"]
+WEIGHED += ["dwbc", "dwbc, discrete"]
+
+
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("name", ["bc", "nbcu", "wbcu", "wbcu, as the paper", "demodice", "dwbc", "dwbc, discrete"])
+@pytest.mark.parametrize("name", WEIGHED)
 def test_weigh(name: str):
-    """The weights a state gives to rows are those of its step, DemoDICE's up to a normalising constant."""
+    """The weights a state gives to rows are those of its step, those of DICE methods up to a normalising constant."""
     case = CASES[name]
     state, batch, (_, metrics) = wanted_update(name)
-    rows = batch.supplementary if isinstance(case.algorithm, DWBC) else batch.union
+    rows = batch.supplementary if isinstance(case.algorithm, DWBC | SMODICE | LobsDICE) else batch.union
     weight = np.asarray(case.algorithm.weigh(state, rows))
     assert weight.shape == (ROWS,)
-    if isinstance(case.algorithm, DemoDICE):
+    if isinstance(case.algorithm, DemoDICE | LobsDICE) or name == "smodice":
         weight = weight / np.mean(weight)
     for key, number in weight_metrics(weight).items():
         np.testing.assert_allclose(number, metrics.get(key, 1.0), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["bc", "wbcu", "demodice", "dwbc"])
+@pytest.mark.parametrize("name", ["bc", "wbcu", "demodice", "lobsdice", "dwbc"])
 def test_epsilon_of_adam(name: str, monkeypatch: pytest.MonkeyPatch):
     """Keras's where the authors used TensorFlow, PyTorch's for DWBC: too small to show in the updates above."""
     epsilons = []
@@ -605,6 +705,13 @@ def reference_losses() -> dict[str, tuple[Any, Callable[[Any], tuple[float, Any]
                 nu, union.reward, *states, initial.obs, union.terminal, amount, 0.8, 0.3, 2.0
             ),
         ),
+        **{
+            f"value, {of}": (
+                demodice_state.critic.params,
+                lambda v, of=of: reference.value_loss(v, union.reward, states[1], initial.obs, union.terminal, 0.8, of),
+            )
+            for of in ("kl", "chi-square")
+        },
         "cloning": (layers, lambda p: reference.cloning_loss(p, union.obs, union.action, weight)),
         "cloning, discrete": (
             discrete_state.policy.params.layers,

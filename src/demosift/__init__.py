@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # `typing` takes as long to import as all else before the
 if TYPE_CHECKING:
     from typing import Any
 
-    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, WBCU, DemoDICE, WBCUTwoStage
+    from demosift.algorithms import BC, DWBC, NBCU, REGISTRY, SMODICE, WBCU, DemoDICE, LobsDICE, WBCUTwoStage
     from demosift.data import load, read_dataset, write_dataset
     from demosift.data.format import Format
     from demosift.learning.algorithm import Algorithm, Batch, algorithm
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # JAX takes a second to import and simulator processes never need it, so nothing is imported before it is asked for.
 _HOMES = {
-    "algorithms": ["BC", "DWBC", "NBCU", "WBCU", "DemoDICE", "REGISTRY", "WBCUTwoStage"],
+    "algorithms": ["BC", "DWBC", "NBCU", "SMODICE", "WBCU", "DemoDICE", "LobsDICE", "REGISTRY", "WBCUTwoStage"],
     "learning.algorithm": ["Algorithm", "Batch", "algorithm"],
     "learning.runner": ["Callback"],
     "data.format": ["Format"],
@@ -57,6 +57,7 @@ __all__ = [
     "DWBC",
     "NBCU",
     "REGISTRY",
+    "SMODICE",
     "WBCU",
     "Algorithm",
     "Batch",
@@ -73,6 +74,7 @@ __all__ = [
     "Filtered",
     "Format",
     "InputError",
+    "LobsDICE",
     "Network",
     "Origin",
     "Policy",

@@ -22,9 +22,13 @@ ADDED_BY = {"about": "@demosift.algorithm above it", "__dataclass_fields__": "@d
 class Registry(MutableMapping[str, T], Generic[T]):
     """Things of one sort by their names: ours, those that were registered, then those of installed packages."""
 
-    def __init__(self, what: str, parts: tuple[str, ...], ours: Mapping[str, str]) -> None:
-        """`parts`: the attributes by which such a thing is recognised. `ours`: where each is, as `module:object`."""
-        self.what, self.parts, self.ours = what, parts, ours
+    def __init__(
+        self, what: str, parts: tuple[str, ...], ours: Mapping[str, str], also: Mapping[str, str] | None = None
+    ) -> None:
+        """`parts`: the attributes by which such a thing is recognised. `ours`: where each is, as `module:object`.
+        `also`: other names by which people know one of ours.
+        """
+        self.what, self.parts, self.ours, self.also = what, parts, ours, also or {}
         self._known: dict[str, T] = {}
 
     @property
@@ -37,13 +41,20 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """The entry points of other packages, by name, looked up once and not loaded. Our names are ours."""
         found: dict[str, EntryPoint] = {}
         for entry in sorted(entry_points(group=self.group), key=lambda entry: (entry.name, package_of(entry))):
-            if entry.name not in self.ours and found.setdefault(entry.name, entry).value != entry.value:
+            if not self.is_ours(entry.name) and found.setdefault(entry.name, entry).value != entry.value:
                 packages = f"{package_of(found[entry.name])}, which is used, and of {package_of(entry)}"
                 warnings.warn(f"the {self.what} {entry.name!r} is of {packages}", stacklevel=2)
         return found
 
+    def is_ours(self, name: object) -> bool:
+        return name in self.ours or name in self.also
+
+    def own_name(self, name: str) -> str:
+        """The name under which files and tables have it; the same, unless it is another name of one of ours."""
+        return self.also.get(name, name)
+
     def __contains__(self, name: object) -> bool:
-        return name in self._known or name in self.ours or name in self.foreign
+        return name in self._known or self.is_ours(name) or name in self.foreign
 
     def __iter__(self) -> Iterator[str]:
         yield from dict.fromkeys([*self.ours, *self._known, *self.foreign])
@@ -53,6 +64,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """Imports what it returns. KeyError: nobody has this name. InputError: it cannot be loaded."""
+        name = self.own_name(name)
         if name not in self._known:
             thing = pkgutil.resolve_name(self.ours[name]) if name in self.ours else self.load(self.foreign[name])
             self._known[name] = thing
@@ -99,7 +111,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def register(self, thing: Any) -> None:
         if not (isinstance(thing.name, str) and re.fullmatch(r"\w[\w.-]*", thing.name)):
             raise InputError(f"register: {thing.name!r} is not a name: use letters, digits, dots and hyphens")
-        if thing.name in self.ours:
+        if self.is_ours(thing.name):
             raise InputError(f"register: the {self.what} {thing.name!r} is demosift's own; choose another name")
         self._known[thing.name] = thing
 
@@ -118,8 +130,11 @@ ALGORITHMS: Registry[Any] = Registry(
         "wbcu-two-stage": "demosift.algorithms.wbcu_two_stage:WBCUTwoStage",
         "demodice": "demosift.algorithms.demodice:DemoDICE",
         "dwbc": "demosift.algorithms.dwbc:DWBC",
+        "smodice": "demosift.algorithms.smodice:SMODICE",
+        "lobsdice": "demosift.algorithms.lobsdice:LobsDICE",
         "sift": "demosift.sift.method:Sift",
     },
+    also={"isw-bc": "wbcu"},
 )
 SCORERS: Registry[Any] = Registry(
     "scorer",

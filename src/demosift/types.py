@@ -247,8 +247,8 @@ class Demonstrations:
     """The expert set and the supplementary set (None for plain BC); `union` joins them, expert first.
 
     `weight` is how much each row of the union is worth imitating, if that was decided before training.
-    `expert_actions` False: nobody knows what the expert did. Its actions are then zeros in the supplementary set's
-    units, whatever they were, so that nothing can depend on them.
+    `expert_actions` False: nobody knows what the expert did. Its actions are then zeros in the units of the
+    supplementary set's, whatever they were, so that nothing can depend on them.
     """
 
     expert: Dataset

@@ -3,7 +3,9 @@
 from demosift.algorithms.bc import BC
 from demosift.algorithms.demodice import DemoDICE
 from demosift.algorithms.dwbc import DWBC
+from demosift.algorithms.lobsdice import LobsDICE
 from demosift.algorithms.nbcu import NBCU
+from demosift.algorithms.smodice import SMODICE
 from demosift.algorithms.wbcu import WBCU
 from demosift.algorithms.wbcu_two_stage import WBCUTwoStage
 from demosift.learning.about import About, Work
@@ -14,11 +16,13 @@ __all__ = [
     "DWBC",
     "NBCU",
     "REGISTRY",
+    "SMODICE",
     "WBCU",
     "About",
     "Algorithm",
     "Batch",
     "DemoDICE",
+    "LobsDICE",
     "Metrics",
     "State",
     "WBCUTwoStage",

@@ -21,18 +21,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from demosift.learning.about import About, Work, cloning_work, slope_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import PAPER, Cloner, clone, init_cloner
+from demosift.learning.critic import advantages, criticise
 from demosift.learning.discriminator import discriminate, init_discriminator, weight_metrics
-from demosift.learning.learner import Learner, descend, start
-from demosift.learning.losses import gradient_penalty, mix, smoothed_cost
-from demosift.learning.networks import (
-    Perceptron,
-    Policy,
-    he_normal,
-    init_scalar_network,
-    scalar,
-    state_action,
-    value_and_slope,
-)
+from demosift.learning.learner import Learner, start
+from demosift.learning.losses import normalised_weight, smoothed_cost
+from demosift.learning.networks import Policy, he_normal, init_scalar_network, scalar, state_action
 from demosift.types import Transitions
 
 
@@ -40,23 +33,6 @@ class State(NamedTuple):
     policy: Learner
     discriminator: Learner
     critic: Learner
-
-
-Rows = Float[Array, "rows"]
-
-
-def advantage(reward: Rows, nu: Rows, next_nu: Rows, terminal: Array, discount: float) -> Rows:
-    return reward + discount * jnp.where(terminal, 0.0, next_nu) - nu
-
-
-def nu_loss(initial_nu: Rows, advantage: Rows, discount: float, temperature: float) -> Float[Array, ""]:
-    """(1-gamma) mean nu(s0) + K logsumexp(A/K); the sum form, which differs from the mean's by a constant."""
-    return (1.0 - discount) * jnp.mean(initial_nu) + temperature * jax.nn.logsumexp(advantage / temperature)
-
-
-def normalised_weight(advantage: Rows, temperature: float) -> Rows:
-    weight = jnp.exp((advantage - jnp.max(advantage)) / temperature)
-    return weight / jnp.mean(weight)
 
 
 @algorithm
@@ -94,33 +70,21 @@ class DemoDICE:
         discriminator, z_union, metrics = discriminate(
             state.discriminator, batch, self.discriminator_learning_rate, self.gradient_penalty, "logit"
         )
-        critic, critic_loss, advantage = self.criticise(state.critic, batch, -smoothed_cost(z_union))
-        weight = normalised_weight(advantage, 1.0 + self.alpha)
+        reward, temperature = -smoothed_cost(z_union), 1.0 + self.alpha
+        critic, critic_loss, gain = criticise(
+            state.critic,
+            batch,
+            batch.union,
+            reward,
+            discount=self.discount,
+            temperature=temperature,
+            nu_penalty=self.nu_penalty,
+            learning_rate=self.critic_learning_rate,
+        )
+        weight = normalised_weight(gain, temperature)
         policy, policy_loss = clone(state.policy, batch.union, weight, self.learning_rate, iteration, self.cloner)
         metrics |= {"policy_loss": policy_loss, "critic_loss": critic_loss, **weight_metrics(weight)}
         return State(policy, discriminator, critic), metrics
-
-    def criticise(self, critic: Learner, batch: Batch, reward: Rows) -> tuple[Learner, Float[Array, ""], Rows]:
-        """One step of nu. Returns it with its loss and the advantages of the union batch from before the step."""
-        expert, union = batch.expert, batch.union
-        amount = batch.uniform[1]
-        # nu is penalised at the union's states and at expert-union mixes of states and of next states. The union's
-        # states come first, so that their values are the ones the loss needs.
-        points = jnp.concatenate(
-            [union.obs, mix(amount, expert.obs, union.obs), mix(amount, expert.next_obs, union.next_obs)]
-        )
-        others = jnp.concatenate([batch.initial.obs, union.next_obs])
-
-        def loss(network: Perceptron):
-            initial_nu, next_nu = jnp.split(scalar(network, others), 2)
-            nu_at, slope = value_and_slope(network, points)
-            nu = nu_at[: len(union.reward)]
-            gain = advantage(jax.lax.stop_gradient(reward), nu, next_nu, union.terminal, self.discount)
-            penalty = gradient_penalty(jnp.ones(len(points)), slope, target=0.0)
-            return nu_loss(initial_nu, gain, self.discount, 1.0 + self.alpha) + self.nu_penalty * penalty, gain
-
-        (value, gain), gradient = jax.value_and_grad(loss, has_aux=True)(critic.params)
-        return descend(critic, gradient, self.critic_learning_rate), value, gain
 
     def policy(self, state: State) -> Policy:
         return state.policy.acting
@@ -128,8 +92,7 @@ class DemoDICE:
     def weigh(self, state: State, rows: Transitions) -> Float[Array, "rows"]:
         """exp(A/K): the weight, up to the constant that normalises a batch."""
         z = scalar(state.discriminator.params, state_action(rows.obs, rows.action))
-        nu, next_nu = (scalar(state.critic.params, obs) for obs in (rows.obs, rows.next_obs))
-        return jnp.exp(advantage(-smoothed_cost(z), nu, next_nu, rows.terminal, self.discount) / (1.0 + self.alpha))
+        return jnp.exp(advantages(state.critic, rows, -smoothed_cost(z), self.discount) / (1.0 + self.alpha))
 
     def work(self) -> list[Work]:
         batch, hidden = self.batch_size, self.hidden

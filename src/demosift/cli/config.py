@@ -82,7 +82,7 @@ def read_request(arguments: Sequence[str]) -> Request:
     values = read_file(path)
     algorithm = values.pop("algorithm", None)
     if algorithm is not None:
-        check_algorithm(algorithm, str(path))
+        algorithm = check_algorithm(algorithm, str(path))
     # What the command line names, and what of the file it replaces.
     instead = {"task": ("expert", "supplementary"), "expert": ("task",), "supplementary": ("task",)}
     instead["recipe"] = tuple(name.replace("_", "-") for recipe in RECIPES.values() for name in recipe)
@@ -113,11 +113,13 @@ def read_file(path: Path) -> dict[str, Any]:
     return {**values, **moved}
 
 
-def check_algorithm(name: Any, where: str) -> None:
+def check_algorithm(name: Any, where: str) -> str:
+    """The algorithm's own name."""
     from demosift.registry import ALGORITHMS
 
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise InputError(f"{where}: algorithm: must be one of {', '.join(ALGORITHMS)}, not {reprlib.repr(name)}")
+    return ALGORITHMS.own_name(name)
 
 
 def move(source: str, old: Path, new: Path) -> str:

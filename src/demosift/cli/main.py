@@ -48,12 +48,14 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "alpha": "alpha of the method's paper",
     "average": "share that each step keeps of a moving average of the policy's parameters, such as 0.999; 0 for none",
     "batch_size": "rows in a batch",
+    "critic_decay": "weight decay of the critic",
     "critic_learning_rate": "learning rate of the critic",
     "decay": "decoupled weight decay of the policy",
     "discount": "discount factor",
     "discriminator_every": "iterations between steps of the discriminator",
     "discriminator_iterations": "iterations of the discriminator, before those of the policy",
     "discriminator_learning_rate": "learning rate of the discriminator",
+    "divergence": "divergence from the supplementary data that the method keeps small",
     "eta": "eta of the method's paper",
     "gradient_penalty": "coefficient of the discriminator's gradient penalty",
     "hidden": "widths of the hidden layers",
@@ -164,8 +166,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def with_algorithm(arguments: Sequence[str], default: str = DEFAULT_ALGORITHM) -> list[str]:
-    """The arguments with the default algorithm where `train` is followed by flags alone, or by nothing."""
+    """The arguments with the default algorithm where `train` is followed by flags alone, or by nothing.
+
+    An algorithm that has several names gets the one that files have.
+    """
+    from demosift.registry import ALGORITHMS
+
     word = first_word(arguments)
+    if list(arguments[:1]) == ["train"] and word is not None and word in ALGORITHMS.also:
+        place = arguments.index(word)
+        return [*arguments[:place], ALGORITHMS.own_name(word), *arguments[place + 1 :]]
     named = word in ("-h", "--help") or (word is not None and not word.startswith("-"))
     if list(arguments[:1]) != ["train"] or named:
         return list(arguments)
@@ -262,7 +272,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--seed", type=within(SEED), default=0, help="random seed (default: 0)")
     add("--threshold", type=within(POSITIVE), default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
     about = "the expert's actions are unknown: compare states and where they lead, and look at no action"
-    add("--expert-observations", action="store_true", help=about)
+    add_observations(sub, about)
     add_actions(sub)
     add_features(sub)
 
@@ -386,6 +396,7 @@ def add_grid(sub: Parser) -> None:
     about = "networks that act as one policy (default: one; five for sift and with the robust cloner of successors)"
     add("--ensemble", type=within(MEMBERS), metavar="K", help=about)
     add_named_recipe(sub)
+    add_observations(sub)
     add("--add", action="store_true", help="keep the grid in --out as it is and add this one to its tables")
     add_precision(sub)
     about = "write a checkpoint and stop after this time; the same command continues"
@@ -397,6 +408,13 @@ def add_grid(sub: Parser) -> None:
     add("--max-members", type=within(MEMBERS), help=about)
     add("--workers", type=within(PROCESSES), help="number of simulating processes (default: one per core)")
     add_recipe(sub)
+
+
+UNKNOWN_ACTIONS = "the expert's actions are unknown: its file need not have any, and those that it has are not used"
+
+
+def add_observations(sub: Parser, about: str = UNKNOWN_ACTIONS) -> None:
+    sub.add_argument("--expert-observations", action=argparse.BooleanOptionalAction, default=False, help=about)
 
 
 def add_precision(sub: Parser) -> None:
@@ -454,6 +472,7 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         add("--task", help="train on a task such as hopper/noisy-expert, drawn anew for each seed")
         add("--expert", help="the expert's data: a file, a folder or minari:ID")
         add("--supplementary", help="the supplementary data, in any of the same forms")
+        add_observations(sub)
         if each.takes_weights:
             add("--scores", metavar="DIR", help="folder of weights that score wrote, used as they are")
         add("--out", required=True, help="folder for the run")

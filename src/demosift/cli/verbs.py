@@ -116,6 +116,7 @@ def run_train(options: argparse.Namespace) -> Answer:
     from contextlib import ExitStack
 
     from demosift.algorithms import REGISTRY
+    from demosift.learning.algorithm import check_expert_actions
     from demosift.learning.fit import fit
     from demosift.learning.runner import Callback
     from demosift.learning.trackers import TensorBoard, WandB
@@ -126,6 +127,7 @@ def run_train(options: argparse.Namespace) -> Answer:
             write_request(options, settings)  # when the folder is this run's
 
     cls = REGISTRY[options.algorithm]
+    check_expert_actions(cls, not options.expert_observations)
     settings = settings_of(cls, options)
     seeds = list(seeds_of(options))
     data = read_training_data(options, seeds)
@@ -191,7 +193,8 @@ def task_name(options: argparse.Namespace) -> str | None:
         return options.task
     changes = [f"pool {options.pool}"] if options.pool != 20 else []
     changes += ["disjoint"] if options.disjoint else []
-    return ", ".join([task_label(options.task, options.expert_trajectories), *changes])
+    label = task_label(options.task, options.expert_trajectories, not options.expert_observations)
+    return ", ".join([label, *changes])
 
 
 def evaluation_environment(options: argparse.Namespace, data: Demonstrations) -> EnvironmentSpec | None:
@@ -238,10 +241,12 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
     if options.task:
         recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
         recipe["experts"] = options.expert_trajectories
-        return [make_task(options.task, seed, **recipe) for seed in seeds]
+        tasks = [make_task(options.task, seed, **recipe) for seed in seeds]
+        return [dataclasses.replace(task, expert_actions=not options.expert_observations) for task in tasks]
     if not options.expert:
         raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
-    data = load(options.expert, options.supplementary, actions=options.actions)
+    unknown = options.expert_observations
+    data = load(options.expert, options.supplementary, actions=options.actions, expert_observations=unknown)
     if scores:
         from demosift.sift.filtering import with_scores
 
@@ -407,6 +412,7 @@ def run_reproduce(options: argparse.Namespace) -> Answer:
         disjoint=options.disjoint,
         replay=options.replay,
         precision=options.precision,
+        expert_actions=not options.expert_observations,
     )
     answer, text = reproduce(
         options.what,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from demosift.data.actions import ActionMode, check_mode, shared_action_space
+from demosift.data.changes import ChangeRows, by_changes
 from demosift.data.checks import check_memory, check_pair, check_same_keys, check_state
 from demosift.data.episodes import Episodes, choose_episodes, holds, open_episodes, parse_condition
 from demosift.data.formats import (
@@ -26,7 +27,15 @@ from demosift.data.formats.hdf5.file import write_hdf5
 from demosift.data.formats.hdf5.rows import open_hdf5_rows
 from demosift.data.formats.minari import write_minari
 from demosift.data.memory import has_units, record_dataset
-from demosift.data.recording import Recording, assemble, check_recording, episode_numbers, join_recordings
+from demosift.data.recording import (
+    Recording,
+    assemble,
+    check_recording,
+    episode_numbers,
+    join_recordings,
+    with_actions_like,
+    without_actions,
+)
 from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
 from demosift.types import Bounds, Dataset, Demonstrations, InputError
 
@@ -37,6 +46,7 @@ __all__ = [
     "episodes_where",
     "load",
     "name_episodes",
+    "open_observations",
     "open_pair",
     "open_rows",
     "read_dataset",
@@ -71,29 +81,38 @@ def load(
     supplementary: Source | Dataset | None = None,
     actions: ActionMode = "check",
     max_episode_steps: int | None = None,
+    expert_observations: bool = False,
 ) -> Demonstrations:
     """Reads the expert set and, where given, the supplementary set, and checks that they belong together.
 
     Each is a source that `read_dataset` takes, or a `Dataset`. Both get the same action units: bounds or a number of
-    actions that only one of them states hold for both, and "rescale" uses the range of both together.
+    actions that only one of them states hold for both, and "rescale" uses the range of both together. With
+    `expert_observations` the expert's actions are unknown: its source need not have any, and what it has is ignored.
     """
+    if expert_observations and supplementary is None:
+        raise InputError("expert_observations: needs a supplementary set too, for only its actions can be cloned")
     sources = [expert] if supplementary is None else [expert, supplementary]
-    recordings = [_record(source, actions) for source in sources]
+    unknown = 0 if expert_observations else None
+    recordings = [_record(source, actions, number != unknown) for number, source in enumerate(sources)]
+    if expert_observations:
+        recordings[0] = with_actions_like(*recordings)
     bounds, num_actions = None, None
     if len(recordings) == 2:
         a, b = recordings
         check_same_keys(a, b)
         bounds, num_actions = shared_action_space(a, b, actions)
     datasets = []
-    for source, recording in zip(sources, recordings, strict=True):
-        changed = actions == "rescale" or max_episode_steps is not None
+    for number, (source, recording) in enumerate(zip(sources, recordings, strict=True)):
+        changed = actions == "rescale" or max_episode_steps is not None or number == unknown
         if isinstance(source, Dataset) and not changed and has_units(source, bounds, num_actions):
             datasets.append(source)  # to other units and back again would change the last bit
         else:
-            datasets.append(_assemble(source, recording, actions, max_episode_steps, bounds, num_actions))
+            # What stands in for unknown actions is another file's: that file's own rows are checked.
+            mode = "clip" if number == unknown and actions == "check" else actions
+            datasets.append(_assemble(source, recording, mode, max_episode_steps, bounds, num_actions))
     if len(datasets) == 2:
         check_pair(*datasets)
-    return Demonstrations(*datasets)
+    return Demonstrations(*datasets, expert_actions=not expert_observations)
 
 
 def open_rows(
@@ -117,6 +136,19 @@ def open_pair(
         a, b = a.with_actions(bounds, num_actions), b.with_actions(bounds, num_actions)
     check_pair(a, b)
     return a, b
+
+
+def open_observations(
+    expert: Source | Dataset, supplementary: Source | Dataset, actions: ActionMode = "check"
+) -> tuple[ChangeRows, ChangeRows]:
+    """Rows that are compared by where their states lead. The expert's file need not have actions; none is used."""
+    if isinstance(expert, Dataset):
+        first: RowSource = DatasetRows(expert)
+    else:
+        first = DatasetRows(_assemble(expert, _record(expert, actions, known=False), actions, None))
+    pair = by_changes(first, open_rows(supplementary, actions))
+    check_pair(*pair)
+    return pair
 
 
 def episodes_where(source: Source, condition: str) -> Episodes:
@@ -187,13 +219,16 @@ def _assemble(
     return choose_episodes(dataset, episode_numbers(recording, max_episode_steps), Episodes.parse(*chosen))
 
 
-def _record(source: Source | Dataset, actions: ActionMode) -> Recording:
+def _record(source: Source | Dataset, actions: ActionMode, known: bool = True) -> Recording:
+    """The recording of a source, checked; what it says about actions only where they are `known`."""
     check_mode(actions)
     if isinstance(source, Dataset):
-        return check_recording(record_dataset(source))
+        whole = record_dataset(source)
+        return check_recording(whole if known else without_actions(whole))
     parts, num_bytes = [], 0
     for read in parts_of(source):
-        part = check_recording(read())
+        part = read()
+        part = check_recording(part if known else without_actions(part))
         num_bytes += 2 * part.observations.nbytes + part.actions.nbytes
         check_memory(os.fspath(source), num_bytes)
         parts.append(part)

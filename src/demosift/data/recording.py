@@ -22,7 +22,8 @@ class Recording:
 
     source: str
     observations: np.ndarray
-    actions: np.ndarray  # in the environment's units; one integer per row where they are discrete
+    # In the environment's units; one integer per row where they are discrete; no columns where the file has none.
+    actions: np.ndarray
     terminals: np.ndarray
     rewards: np.ndarray | None = None
     next_observations: np.ndarray | None = None
@@ -127,7 +128,34 @@ def check_alike(first: Recording, part: Recording) -> None:
 _KEYS = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
 
 
+def no_actions(num_rows: int) -> np.ndarray:
+    """What a reader gives for the actions of a file that has none."""
+    return np.zeros((num_rows, 0), np.float32)
+
+
+def without_actions(recording: Recording) -> Recording:
+    """The recording of an expert whose actions are unknown: a column of zeros, until `with_actions_like`."""
+    return replace(recording, actions=np.zeros((*recording.observations.shape[:1], 1), np.float32), num_actions=None)
+
+
+def with_actions_like(recording: Recording, other: Recording) -> Recording:
+    """The recording with actions of another's kind and units, which pass the same checks and mean nothing.
+
+    The bounds that it states itself count only where the other states none and they fit.
+    """
+    bounds = other.bounds
+    if bounds is None and recording.bounds is not None and len(recording.bounds.low) == other.action_columns:
+        bounds = None if other.discrete else recording.bounds
+    actions = np.repeat(other.actions[:1], len(recording.observations), axis=0)
+    return replace(recording, actions=actions, bounds=bounds, num_actions=other.num_actions)
+
+
 def as_actions(source: str, actions: np.ndarray, first: int = 0) -> np.ndarray:
+    if actions.ndim == 2 and actions.shape[1] == 0:
+        raise InputError(
+            f"{source}: actions: the file has no such key (or no columns in it); only an expert's actions may be "
+            "unknown (train --expert-observations)"
+        )
     if actions.dtype.kind not in "iu":
         return as_matrix(source, "actions", actions, first)
     if actions.ndim == 2 and actions.shape[1] > 1:

@@ -61,6 +61,10 @@ class Request:
     recipes: tuple[str, ...] = ("paper", "robust")  # of `successors`: how each method clones
     files: str | None = None  # a folder of D4RL's files, for `d4rl`
 
+    def __post_init__(self) -> None:
+        if self.methods is not None:
+            object.__setattr__(self, "methods", tuple(map(own_row, self.methods)))
+
 
 def row_facts() -> dict[str, About]:
     """How every method that a result may name is shown: the algorithms, last the oracle, each with its robust row."""
@@ -163,6 +167,12 @@ def algorithm_of(method: str) -> str:
     return "bc" if plain == ORACLE else plain
 
 
+def own_row(method: str) -> str:
+    """The row's name with the method's own, where it is given by another."""
+    plain = method.removesuffix(ROBUST)
+    return REGISTRY.own_name(plain) + method[len(plain) :]
+
+
 def ensemble_of(method: str) -> int:
     """A robust row has as many networks as sift, so that it differs from sift in the weights alone."""
     return REGISTRY["sift" if method.endswith(ROBUST) else algorithm_of(method)].about.ensemble
@@ -198,6 +208,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         algorithm, _, setting = key.rpartition(".")
         if algorithm and algorithm not in REGISTRY:
             raise InputError(f"--set {text}: unknown algorithm {algorithm!r}; there are {', '.join(REGISTRY)}")
+        key = f"{REGISTRY.own_name(algorithm)}.{setting}" if algorithm else key
         kinds = [
             types[setting]
             for name in ([algorithm] if algorithm else REGISTRY.loaded())

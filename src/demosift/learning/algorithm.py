@@ -137,6 +137,7 @@ RANGES = {  # of the settings that methods share; another has the range in its f
     "alpha": NOT_NEGATIVE,
     "average": UNIT,
     "batch_size": BATCH,
+    "critic_decay": NOT_NEGATIVE,
     "critic_learning_rate": NOT_NEGATIVE,
     "decay": NOT_NEGATIVE,
     "discount": UNIT,

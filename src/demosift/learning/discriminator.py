@@ -1,4 +1,4 @@
-"""The discriminator of (s, a): its step, and the weight made of its logit."""
+"""The discriminator: its step, on (s, a) or other inputs, and the weight made of its logit."""
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,19 @@ def discriminate(
     x_expert = state_action(batch.expert.obs, batch.expert.action)
     x_union = state_action(batch.union.obs, batch.union.action)
     between = between_expert_and_union(batch.uniform[0], x_expert, x_union)
+    return tell_apart(discriminator, x_expert, x_union, between, learning_rate, coefficient, penalty)
+
+
+def tell_apart(
+    discriminator: Learner,
+    x_expert: Float[Array, "rows inputs"],
+    x_union: Float[Array, "rows inputs"],
+    between: Float[Array, "points inputs"],
+    learning_rate: float,
+    coefficient: float,
+    penalty: str,
+) -> tuple[Learner, Logits, Metrics]:
+    """The same step on any inputs. `between` is where the gradient is penalised, `penalty` which output's gradient."""
 
     def loss(network: Perceptron):
         z_expert, z_union = jnp.split(scalar(network, jnp.concatenate([x_expert, x_union])), 2)

@@ -25,6 +25,7 @@ from demosift.learning.algorithm import (
     Batch,
     Method,
     State,
+    check_expert_actions,
     check_settings,
     describe,
     make_algorithm,
@@ -117,6 +118,9 @@ def fit(
         check_setting(setting, sources[0].expert.discrete)
     check_memory(settings[0], sources[0], len(settings) * len(seeds) * ensemble)
     check_patience(patience, held_out)
+    known = all(source.expert_actions for source in sources)
+    if held_out is not None and not known:
+        raise InputError("held_out: judges policies by the expert's actions, which are unknown")
     settings = [with_horizon(setting, iterations) for setting in settings]
     normalisers = [fit_normaliser(source, normalise) for source in sources]
     left_out = [] if held_out is None else [choose_held_out(source, held_out) for source in sources]
@@ -129,6 +133,7 @@ def fit(
         "normalise": normalise,
         **stated(precision),
         **({} if ensemble == 1 else {"ensemble": ensemble}),
+        **({} if known else {"expert_actions": False}),
         **({} if held_out is None else {"held_out": held_out}),
         **({} if patience is None else {"patience": patience}),
         "iterations": iterations,
@@ -299,6 +304,9 @@ def check_request(
     for source in sources:
         if source.supplementary is not None:
             check_pair(source.expert, source.supplementary)
+        check_expert_actions(settings[0], source.expert_actions)
+    if len({source.expert_actions for source in sources}) > 1:
+        raise InputError("fit: the expert's actions are known in some of the datasets and unknown in others")
     check_weights(settings[0], sources)
     sizes = {(source.expert.obs_dim, source.expert.action_dim, source.expert.discrete) for source in sources}
     if len(sizes) > 1:

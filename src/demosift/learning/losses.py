@@ -6,7 +6,7 @@ expert and union batches. Every loss is a mean over its batch.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from demosift.learning.networks import FLOAT32_EPSILON
 
@@ -68,7 +68,7 @@ def probability_rate(z: Rows) -> Rows:
     return c * (1.0 - c)
 
 
-PENALTY_RATES = {"logit": logit_rate, "probability": probability_rate}
+PENALTY_RATES = {"logit": logit_rate, "probability": probability_rate, "exact logit": jnp.ones_like}
 
 
 def gradient_penalty(rate: Rows, slope: Float[Array, "rows inputs"], target: float = 1.0) -> Scalar:
@@ -92,6 +92,32 @@ def between_expert_and_union(
     serves as well and needs no sort; the only difference is that a row is never paired with itself.
     """
     return jnp.concatenate([mix(amount, x_expert, x_union), mix(amount, jnp.roll(x_union, 1, axis=0), x_union)])
+
+
+def advantage(reward: Rows, nu: Rows, next_nu: Rows, terminal: Bool[Array, "rows"], discount: float) -> Rows:
+    """A = r + gamma nu(s') - nu(s), without nu(s') at a terminal."""
+    return reward + discount * jnp.where(terminal, 0.0, next_nu) - nu
+
+
+def nu_loss(initial_nu: Rows, advantage: Rows, discount: float, temperature: float = 1.0) -> Scalar:
+    """(1-gamma) mean nu(s0) + K logsumexp(A/K); the sum form, which differs from the mean's by a constant."""
+    return (1.0 - discount) * jnp.mean(initial_nu) + temperature * jax.nn.logsumexp(advantage / temperature)
+
+
+def normalised_weight(advantage: Rows, temperature: float = 1.0) -> Rows:
+    """exp(A/K), divided by its mean over the batch."""
+    weight = jnp.exp((advantage - jnp.max(advantage)) / temperature)
+    return weight / jnp.mean(weight)
+
+
+def chi_square_nu_loss(initial_nu: Rows, advantage: Rows, discount: float) -> Scalar:
+    """(1-gamma) mean nu(s0) + mean(A^2/2 + A)."""
+    return (1.0 - discount) * jnp.mean(initial_nu) + jnp.mean(0.5 * advantage**2 + advantage)
+
+
+def chi_square_weight(advantage: Rows) -> Rows:
+    """max(0, A + 1): what the chi-square divergence has in place of the KL divergence's exp(A)."""
+    return jax.nn.relu(advantage + 1.0)
 
 
 def effective_share(weight: Rows) -> Scalar:

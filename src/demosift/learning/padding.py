@@ -52,18 +52,18 @@ def kind_of(size: int) -> Kind:
     observations, rest = divmod(rest, PROBE.obs)
     if size < PROBE.obs:
         return (0, 0)
-    if rest or (observations, actions) not in ((1, 0), (0, 1), (1, 1), (0, 2)):
+    if rest or (observations, actions) not in ((1, 0), (0, 1), (1, 1), (0, 2), (2, 0), (2, 1)):
         raise InputError(f"environments cannot share a program: a layer of this algorithm has {size} units")
     return observations, actions
 
 
 def places(kind: Kind, own: Sizes, common: Sizes) -> Int[np.ndarray, "own"]:
-    """Where a member's own entries are on a common axis: [obs | action], or [mean | log std] of the actions."""
-    match kind:
-        case (1, actions):
-            return np.concatenate([np.arange(own.obs), common.obs + np.arange(actions * own.action)])
-        case (_, actions):
-            return np.concatenate([part * common.action + np.arange(own.action) for part in range(actions)])
+    """Where a member's own entries are on a common axis: [obs | action], [obs | next obs], or [mean | log std]."""
+    observations = [part * common.obs + np.arange(own.obs) for part in range(kind[0])]
+    after = kind[0] * common.obs
+    return np.concatenate(
+        observations + [after + part * common.action + np.arange(own.action) for part in range(kind[1])]
+    )
 
 
 def length(kind: Kind, common: Sizes) -> int:

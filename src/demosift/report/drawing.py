@@ -12,6 +12,7 @@ from demosift.files import atomic_write
 
 # The page's colours, by the number that a method has there.
 PALETTE = ("#6b7078", "#ee7733", "#33a5dd", "#0068a8", "#cc3311", "#d62976", "#009988", "#7a5ba8")
+PALETTE += ("#117733", "#999933", "#332288", "#882255", "#aa4499", "#b8963e", "#6e4a2f", "#4a7c8c")
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "demosift",
     "svg.fonttype": "none",

@@ -22,7 +22,7 @@ Methods = Mapping[str, About]
 """What is known of methods, by name, in the order in which they are shown. The report's callers pass it in, because the
 methods themselves need JAX."""
 
-COLOURS = 8
+COLOURS = 16
 
 
 @dataclass(frozen=True)

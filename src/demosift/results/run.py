@@ -58,6 +58,7 @@ IDENTITY = (
     "normalise",
     "precision",
     "ensemble",
+    "expert_actions",
     "held_out",
     "patience",
     "log_every",

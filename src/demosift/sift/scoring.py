@@ -18,9 +18,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.algorithms import facts
-from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, without_episodes
+from demosift.data import (
+    RowSource,
+    digest_source,
+    open_observations,
+    open_pair,
+    open_rows,
+    split_episodes,
+    without_episodes,
+)
 from demosift.data.actions import ActionMode
-from demosift.data.changes import ChangeRows, by_changes
+from demosift.data.changes import ChangeRows
 from demosift.data.checks import check_state
 from demosift.data.features import FeatureRows
 from demosift.data.folds import hash_rows
@@ -241,10 +249,11 @@ class Request(NamedTuple):
         return self.joined(source, open_rows(source, self.actions))
 
     def open_pair(self, expert: Source | Dataset, supplementary: Source | Dataset) -> tuple[RowSource, RowSource]:
-        first, second = open_pair(expert, supplementary, self.actions)
         if self.expert_observations:
-            check_state(first.source, first.obs_dim)
-            return by_changes(first, second)
+            pair = open_observations(expert, supplementary, self.actions)
+            check_state(pair[0].source, pair[0].obs_dim)
+            return pair
+        first, second = open_pair(expert, supplementary, self.actions)
         return self.joined(expert, first), self.joined(supplementary, second)
 
     def joined(self, source: Source | Dataset, rows: RowSource) -> RowSource:

@@ -13,7 +13,7 @@ INK = "#1c1e21"
 SOFT = "#5c636b"
 RULE = "#e3e5e8"
 COLOURS = {
-    **dict(zip(("bc", "nbcu", "wbcu", "wbcu-linear", "demodice", "dwbc", "good", "bound"), PALETTE, strict=True)),
+    **dict(zip(("bc", "nbcu", "wbcu", "wbcu-linear", "demodice", "dwbc", "good", "bound"), PALETTE, strict=False)),
     "expert": INK,
 }
 ALARM = PALETTE[4]

@@ -26,7 +26,7 @@ from demosift.data.actions import stored_actions
 from demosift.data.checks import check_claim, check_memory, check_numeric, one_line, recognise
 from demosift.data.format import Format
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
-from demosift.data.recording import Recording, check_recording, followed_rows
+from demosift.data.recording import Recording, check_recording, followed_rows, no_actions
 from demosift.data.selection import Run, Selection
 from demosift.files import atomic_folder, copy_regular, expanded, open_regular
 from demosift.types import Dataset, InputError
@@ -111,14 +111,17 @@ def _read_episode(path: Path, sidecar: Sidecar) -> Recording:
 
 
 def record_episode(source: str, arrays: dict[str, Any], sidecar: Sidecar, holder: str = "file") -> Recording:
-    """One episode, be it a file or a dictionary in memory."""
-    for key in ("observations", "actions"):
+    """One episode, be it a file or a dictionary in memory. A file may lack actions, which only an expert's may."""
+    for key in ("observations", *(("actions",) if holder != "file" else ())):
         if key not in arrays:
             raise InputError(f"{source}: {key}: the {holder} has no such key")
     for key, array in arrays.items():
         check_numeric(source, key, array.dtype)
         if array.ndim == 0 and key != "terminals":
             raise InputError(f"{source}: {key}: has shape (), needs a row per step")
+    if "actions" not in arrays:  # then another array with an entry per step tells how many steps there are
+        told = [key for key in ("rewards", "terminals", "timeouts") if key in arrays and arrays[key].ndim]
+        arrays["actions"] = no_actions(len(arrays[[*told, "observations"][0]]))
     steps = len(arrays["actions"])
     if steps == 0:
         raise InputError(f"{source}: actions: the episode is empty")

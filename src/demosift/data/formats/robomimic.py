@@ -23,7 +23,7 @@ from demosift.data.format import Format
 from demosift.data.formats.hdf5.file import read_rows, text_of
 from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar, describe, observation_keys, parse_sidecar
-from demosift.data.recording import Recording, check_recording, followed_rows
+from demosift.data.recording import Recording, check_recording, followed_rows, no_actions
 from demosift.data.selection import Run, Selection
 from demosift.files import atomic_write, copy_regular, expanded, mismatch, parse_json
 from demosift.types import Dataset, InputError
@@ -160,7 +160,8 @@ def _record_demo(
 
         actions = read("actions")
         if actions is None:
-            raise InputError(f"{source}: actions: the demonstration has no such key")
+            states = read(f"obs/{keys[0]}")
+            actions = no_actions(0 if states is None or not states.ndim else len(states))
         steps = len(actions) if actions.ndim else 0
         stated = file[base].attrs.get("num_samples", steps)
         if steps == 0 or np.ndim(stated) or stated != steps:
@@ -174,7 +175,7 @@ def _record_demo(
     if dones is not None and dones.shape[:1] != (steps,):
         raise InputError(f"{source}: dones: has {len(dones) if dones.ndim else 0} rows, actions has {steps}")
     terminal = np.zeros(steps, bool) if dones is None else as_flags(source, "dones", dones) & last
-    if actions.dtype.kind == "f" and environment.bounds is not None:
+    if actions.dtype.kind == "f" and actions.shape[1:] != (0,) and environment.bounds is not None:
         actions = environment.bounds.from_unit(actions)
     attributes: dict[str, Any] = {} if keys == [_DEFAULT_KEY] else {"obs_keys": widths}
     if skipped:

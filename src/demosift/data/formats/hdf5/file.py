@@ -16,7 +16,7 @@ import numpy as np
 from demosift.data.actions import stored_actions
 from demosift.data.checks import check_memory, find_hdf5, one_line, open_hdf5
 from demosift.data.formats.sidecar import Sidecar
-from demosift.data.recording import Recording
+from demosift.data.recording import Recording, no_actions
 from demosift.files import atomic_write, parse_json
 from demosift.types import Dataset, InputError
 
@@ -31,19 +31,20 @@ ORIGIN = "infos/origin"
 def record_hdf5(path: str | os.PathLike[str]) -> Recording:
     path = Path(path)
     with open_hdf5(path) as file:
-        present = find_arrays(file)
+        present = find_arrays(file, actions=False)
         check_memory(str(path), sum(dataset.nbytes for dataset in present.values()))
         arrays: dict[str, Any] = {key: read_rows(dataset) for key, dataset in present.items()}
+        arrays.setdefault("actions", no_actions(len(arrays["observations"]) if arrays["observations"].ndim else 0))
         code = arrays.pop(ORIGIN, None)
         names = () if code is None else read_names(path, present[ORIGIN])
         return replace(read_attributes(file), origin_names=names).recording(str(path), code, **arrays)
 
 
-def find_arrays(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """The arrays the file holds, by key; the required ones are among them."""
+def find_arrays(file: h5py.File, actions: bool = True) -> dict[str, h5py.Dataset]:
+    """The arrays the file holds, by key; the required ones are among them, with `actions` False perhaps no actions."""
     found = {key: find_hdf5(file, key) for key in (*_REQUIRED, *_OPTIONAL, ORIGIN)}
     for key in _REQUIRED:
-        if found[key] is None:
+        if found[key] is None and (actions or key != "actions"):
             raise InputError(f"{file.filename}: {key}: the file has no such key")
     return {key: dataset for key, dataset in found.items() if dataset is not None}
 
