@@ -168,6 +168,38 @@ def test_rule_is_total_and_consistent() -> None:
     assert advise(Evidence(1000, 10_000, 0.9, 0.0, 1.0, 0.0, separated_by="a clock")).method is None
 
 
+def test_nothing_to_clone_on_states_that_are_covered_is_for_nearest_neighbour_rewards() -> None:
+    """The pile wanders where the expert does and often acts as it does, but no row weighs as much as the expert's."""
+    pile = make_set(1, 20, noisy=0.4)
+    weight = np.concatenate([np.full(len(EXPERT), 2.0), np.full(len(pile), 0.01)])
+    found = diagnosis_of(EXPERT, pile, weight)
+    assert found["states"]["covered"] > 0.9
+    assert 0.15 < found["actions"]["other"] < 0.6
+    assert (found["advised"], found["heuristic"]) == ("seabo", True)
+    assert "distance to the nearest expert row" in found["reason"]
+    assert "heuristic" in found["reason"]
+    assert not diagnosis_of(EXPERT, make_set(1, 20))["heuristic"]
+    seen = Evidence(1000, 10_000, 0.9, 0.4, 0.0, None, covered=0.9)
+    assert advise(seen).method == "seabo"
+    # Each condition by itself turns the advice: coverage, how often the action is the expert's, something to clone.
+    others = ({"covered": 0.4}, {"wrong": 0.7}, {"expert_like": 0.4})
+    assert [advise(seen._replace(**change)).method for change in others] == ["bc", "bc", "sift"]
+
+
+def test_an_expert_without_actions_is_for_methods_that_need_none() -> None:
+    seen = Evidence(1000, 10_000, 0.5, 0.3, 0.2, None, covered=0.9, expert_actions=False)
+    assert advise(seen).method == "smodice"
+    assert advise(seen._replace(like_episodes=3)).method == "tailo"
+    for advice in (advise(seen), advise(seen._replace(like_episodes=3))):
+        assert advice.heuristic
+        assert {"SMODICE", "TAILO"} <= set(advice.reason.replace(".", "").split())
+    unclear = (seen._replace(useless=True), seen._replace(expert_rows=30), seen._replace(separated_by="a clock"))
+    for evidence in unclear:
+        advice = advise(evidence)
+        assert advice.method is None
+        assert "BC" not in advice.reason  # it needs the expert's actions
+
+
 def test_words_for_a_terminal_name_the_advice_and_every_warning() -> None:
     found = diagnosis_of(with_column(EXPERT, 1.0), with_column(make_set(1, 20), 0.0))
     text = "\n".join(in_words(found))

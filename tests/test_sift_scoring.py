@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,6 +17,8 @@ from conftest import random_dataset, tree
 
 from demosift.cli.main import main
 from demosift.data import write_dataset
+from demosift.data.changes import ChangeRows
+from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
 from demosift.sift import scorers
 from demosift.sift.calibration import (
@@ -66,6 +69,61 @@ def join(*parts: Dataset) -> Dataset:
 
 EXPERT = rows(0, NUM_EXPERT, good=True)
 SUPPLEMENTARY = join(rows(1, NUM_GOOD, good=True), rows(2, NUM_BAD, good=False))
+
+
+def turning(seed: int, episodes: int, way: float, length: int = 40) -> Dataset:
+    """States that go round a circle, one way or the other; actions tell nothing."""
+    rng = np.random.default_rng(seed)
+    angle = rng.uniform(0, 2 * np.pi, (episodes, 1)) + way * 0.3 * np.arange(length)
+    obs = np.stack([np.cos(angle), np.sin(angle)], axis=-1).reshape(-1, 2).astype(np.float32)
+    obs += 0.01 * rng.normal(size=obs.shape).astype(np.float32)
+    action = rng.uniform(-1, 1, (len(obs), 1)).astype(np.float32)
+    ends = np.arange(1, len(obs) + 1) % length == 0
+    zero = np.zeros(len(obs), np.float32)
+    return Dataset(Transitions(obs, action, zero, obs, zero > 0), ends)
+
+
+def test_an_expert_without_actions_is_scored_by_where_states_lead(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    expert, pile = turning(0, 5, 1.0), join(turning(1, 10, 1.0), turning(2, 10, -1.0))
+    good = np.arange(len(pile)) < len(pile) // 2
+    how: dict[str, Any] = {"scorer": quick("neighbours"), "members": 1, "folds": 3, "progress": False}
+
+    def auc(weight: np.ndarray) -> float:
+        return probability_greater(weight[good], weight[~good])
+
+    blind, found = (score(expert, pile, **how, expert_observations=known) for known in (False, True))
+    assert auc(blind.supplementary) < 0.7
+    assert auc(found.supplementary) > 0.95
+    assert found.summary["diagnosis"]["advised"] == "tailo"
+    assert found.summary["diagnosis"]["compared"] == "changes of the state"
+    other = expert.transitions._replace(action=-expert.transitions.action)
+    again = score(dataclasses.replace(expert, transitions=other), pile, **how, expert_observations=True)
+    np.testing.assert_array_equal(again.weight, found.weight)  # no action is looked at
+    for name, dataset in (("expert", expert), ("pile", pile)):
+        write_dataset(dataset, tmp_path / f"{name}.hdf5")
+    with h5py.File(tmp_path / "expert.hdf5", "a") as file:
+        del file["actions"]
+    command = ["score", "--expert", str(tmp_path / "expert.hdf5"), "--supplementary", str(tmp_path / "pile.hdf5")]
+    command += ["--scorer", "neighbours", "--members", "1", "--folds", "3", "--expert-observations"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert "advice: Try TAILO" in capsys.readouterr().out
+    assert "expert state, another next state" in (tmp_path / "out" / "report.html").read_text()
+    with pytest.raises(InputError, match="no expert whose observations"):
+        score(None, pile, **how, expert_observations=True)
+
+
+def test_changes_of_states_are_the_same_row_by_row_and_block_by_block():
+    """A last row takes the change that led to it; an episode of one row has none; blocks may end anywhere."""
+    obs = np.array([[0.0], [1], [3], [10], [20], [25]], np.float32)
+    ends = np.array([False, False, True, True, False, True])
+    zero = np.zeros(6, np.float32)
+    rows = DatasetRows(Dataset(Transitions(obs, obs, zero, obs, zero > 0), ends))
+    changes = ChangeRows(rows, np.array([2.0]))
+    expected = np.array([[1.0], [2], [2], [0], [5], [5]]) / 2
+    np.testing.assert_array_equal(changes.take(np.arange(6))[1], expected)
+    for size in (1, 2, 4, 6):
+        np.testing.assert_array_equal(np.concatenate([action for _, action in changes.blocks(size)]), expected)
+        np.testing.assert_array_equal(np.concatenate([states for states, _ in changes.blocks(size)]), obs)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from demosift.policy import RandomPolicy
 from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
 from demosift.tasks import recipes as tasks
-from demosift.tasks.recipes import ORIGINS, make_task, write_task
+from demosift.tasks.recipes import HAYSTACK, ORIGINS, make_task, task_label, write_task
 from demosift.tasks.record import record
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
@@ -120,6 +120,106 @@ def test_random_expert_is_one_in_a_hundred(pools):
     ends = np.flatnonzero(pile.transitions.terminal | pile.timeout)
     assert random.sum() - 1 in ends  # no episode is cut
     assert len(np.unique(pile.transitions.obs[random], axis=0)) == random.sum()
+
+
+@pytest.mark.parametrize("recipe", ["noisy-expert", "medium-expert", "random-expert", "no-expert", "missing-steps"])
+def test_five_experts_change_the_expert_set_alone(pools, monkeypatch: pytest.MonkeyPatch, recipe: str):
+    monkeypatch.setattr(tasks.Sources, "noisy_medium_pool", property(lambda self: make_pool(self.pool, 9.0)))
+    one, five = (make_task(f"hopper/{recipe}", 3, experts=experts) for experts in (1, 5))
+    assert (one.expert.num_episodes, five.expert.num_episodes) == (1, 5)
+    assert len(set(drawn(five.expert, "expert"))) == 5
+    assert five.expert.attributes["experts"] == 5
+    assert "experts" not in one.expert.attributes
+    assert one.supplementary is not None
+    assert five.supplementary is not None
+    assert one.supplementary.num_episodes == five.supplementary.num_episodes
+    with pytest.raises(InputError, match="expert trajectories: 0 is not a whole number"):
+        make_task(f"hopper/{recipe}", 3, experts=0)
+
+
+def test_labels_tell_variants_of_a_task_apart():
+    assert task_label("hopper/haystack") == task_label("hopper/haystack", 1) == "hopper/haystack"
+    assert task_label("metaworld-push/mixed", 5) == "metaworld-push/mixed"
+    assert task_label("hopper/haystack", 5) == "hopper/haystack, 5 experts"
+    assert task_label("hopper/haystack", 5, False) == "hopper/haystack, 5 experts, expert observations"
+    assert task_label("hopper/haystack", None, False) == "hopper/haystack, expert observations"
+
+
+def test_a_haystack_hides_its_experts_and_shows_another(pools, monkeypatch: pytest.MonkeyPatch):
+    """Twenty of two thousand episodes are the expert's; none of them is in the expert set, whatever the pool's size."""
+    monkeypatch.setattr(tasks, "HAYSTACK", 30)
+    for experts in (None, 5):
+        expert, pile = split(make_task("hopper/haystack", 3, experts=experts))
+        assert (len(drawn(pile, "clean")), pile.num_episodes, expert.num_episodes) == (20, 30, experts or 1)
+        assert not set(drawn(pile, "clean")) & set(drawn(expert, "expert"))
+        random = is_from(pile, "random")
+        assert random.sum() + 20 * LENGTH == len(pile)
+        assert len(np.unique(pile.transitions.obs[random], axis=0)) == random.sum()
+    assert HAYSTACK == 2_000
+
+
+def test_missing_steps_are_gone_from_both_sets_and_nothing_else_changes(pools):
+    """The rows that stay are those of medium-expert, in order, with their own next states and origins."""
+    whole, holed = (make_task(f"hopper/{recipe}", 3) for recipe in ("medium-expert", "missing-steps"))
+    for before, after in zip(split(whole), split(holed), strict=True):
+        assert 0.3 * len(before) < len(after) < 0.8 * len(before)
+        assert before.origin is not None
+        assert after.origin is not None
+
+        def rows(dataset: Dataset) -> list[tuple[float, ...]]:
+            t = dataset.transitions
+            code = dataset.origin.code[:, None]  # type: ignore[union-attr]
+            return [tuple(row) for row in np.concatenate([t.obs, t.action, t.next_obs, code], axis=1).tolist()]
+
+        left = iter(rows(before))
+        assert all(row in left for row in rows(after))  # a subsequence: `in` takes from the iterator
+        assert after.num_episodes == before.num_episodes
+        assert (after.transitions.obs[after.episode_starts, 1] == 0).all()
+
+
+def test_an_episode_whose_terminal_is_missing_ends_without_one():
+    pool = make_pool(200)
+    terminal = pool.timeout.copy()
+    dead = replace(pool, transitions=pool.transitions._replace(terminal=terminal), timeout=np.zeros(len(pool), bool))
+    holed = tasks._without_steps(dead, 0.5, np.random.default_rng(0))
+    assert holed.num_episodes == 200
+    ended = holed.transitions.terminal[holed.episode_ends - 1]
+    assert 60 < ended.sum() < 140
+    np.testing.assert_array_equal(holed.timeout[holed.episode_ends - 1], ~ended)
+
+
+def test_no_expert_without_a_replay_is_a_medium_policy_and_a_noisy_one(monkeypatch: pytest.MonkeyPatch):
+    """No stand-in for what is new here: the noisy medium policy plays, so its own actions lead to its next states."""
+    monkeypatch.setattr(
+        tasks, "_shipped_pool", lambda env, level, size: make_pool(size, {"expert": 0, "medium": 7}[level])
+    )
+    expert, pile = split(make_task("hopper/no-expert", 0, pool=10))
+    assert (len(drawn(pile, "medium")), expert.num_episodes) == (10, 1)
+    noisy = is_from(pile, "noisy-medium")
+    assert not is_from(pile, "clean").any()
+    assert not is_from(pile, "expert").any()
+    part = pile.take(noisy)
+    assert part.num_episodes == 10
+    follows = ~(part.transitions.terminal | part.timeout)[:-1]
+    np.testing.assert_array_equal(part.transitions.obs[1:][follows], part.transitions.next_obs[:-1][follows])
+    away = part.transitions.action - shipped_policy("hopper", "medium").act_members(part.transitions.obs[None])[0]
+    inside = np.abs(part.transitions.action) < 1
+    assert away[inside].std() == pytest.approx(0.3, rel=0.3)
+
+
+def test_no_expert_takes_a_replay_until_it_is_as_good_as_the_medium_policy(pools, tmp_path: Path):
+    """Returns of the replay's episodes rise from 1 to 40; the medium policy's is what ten in a row must average."""
+    replay = make_pool(40)
+    reward = np.repeat(np.arange(1.0, 41.0), LENGTH).astype(np.float32) / LENGTH
+    replay = replace(replay, transitions=replay.transitions._replace(reward=reward))
+    kept = tasks._until_as_good(replay, 20.0)  # episodes 16 to 25, numbered from 1, average 20.5; 15 to 24 only 19.5
+    assert kept.num_episodes == 15
+    assert kept.returns().max() == pytest.approx(15)
+    assert tasks._until_as_good(replay, 1e9).num_episodes == 40
+    with pytest.raises(InputError, match="as good as the medium policy from the start"):
+        tasks._until_as_good(replay, 1.0)
+    with pytest.raises(InputError, match=r"expert\.safetensors: no such file"):
+        make_task("hopper/no-expert", 0, replay=tmp_path)
 
 
 def test_files_are_the_same_each_time(pools, tmp_path: Path):

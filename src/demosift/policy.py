@@ -379,6 +379,35 @@ class RandomPolicy:
         return rng.uniform(-1, 1, self.action_dim).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class NoisyPolicy:
+    """A policy with Gaussian noise on every action that it takes; each episode draws from a generator of its own.
+
+    The deviation is that of actions in [-1, 1], where they are kept. Discrete actions are random with that probability.
+    """
+
+    policy: Policy
+    deviation: float
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        return self.policy.environment
+
+    @property
+    def num_members(self) -> int:
+        return self.policy.num_members
+
+    @property
+    def action_dim(self) -> int:
+        return self.policy.action_dim
+
+    def disturb(self, action: Shaped[np.ndarray, "action"], rng: np.random.Generator) -> Shaped[np.ndarray, "action"]:
+        if self.policy.kind == "categorical":
+            other = np.eye(len(action), dtype=action.dtype)[rng.integers(len(action))]
+            return other if rng.uniform() < self.deviation else action
+        return np.clip(action + self.deviation * rng.normal(size=len(action)), -1, 1).astype(np.float32)
+
+
 Operator = Literal["expert", "second", "noisy", "wrong-goal", "idle"]
 
 
@@ -411,7 +440,7 @@ class ScriptedPolicy:
         raise InputError(f"act: the program of {self.environment.id} needs the simulator: record or evaluate it")
 
 
-Actor = Policy | RandomPolicy | ScriptedPolicy
+Actor = Policy | RandomPolicy | NoisyPolicy | ScriptedPolicy
 
 
 def _observations(obs: ArrayLike, obs_dim: int | None = None) -> tuple[Float[np.ndarray, "rows obs"], bool]:

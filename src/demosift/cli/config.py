@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PATHS = ("expert", "supplementary", "scores", "replay", "out", "tensorboard")
 WHICH_DATA = ("task", "expert", "supplementary", "expert_observations", "scores", "actions")
-WHICH_DATA += ("pool", "disjoint", "replay")
+WHICH_DATA += ("pool", "disjoint", "replay", "expert_trajectories")
 # Not repeated: where it went, and what does not change a run. The recipe is told by the settings that it names.
 UNTOLD = ("out", "resume", "json", "debug", "tensorboard", "wandb", "recipe")
 COMMENT = (

@@ -258,8 +258,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     sub = verb("task", "write a task's expert.hdf5 and supplementary.hdf5")
     add = sub.add_argument
-    about = "ENV/noisy-expert, ENV/full-replay, ENV/medium-expert or ENV/random-expert; or, where ENV comes with a "
-    about += "program that solves it, such as metaworld-push, ogbench-cube-single or babyai-goto: ENV/mixed"
+    about = "ENV/RECIPE, RECIPE one of noisy-expert, full-replay, medium-expert, random-expert, haystack, no-expert, "
+    about += "missing-steps; or, where ENV comes with a program that solves it, such as metaworld-push, "
+    about += "ogbench-cube-single or babyai-goto: ENV/mixed"
     add("task", help=about)
     add("--out", required=True, help="folder to write")
     add("--seed", type=within(SEED), default=0, help="seed of the draw (default: 0)")
@@ -293,6 +294,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--folds", type=within(FOLDS), default=5, help="number of parts to leave out of training in turn (default: 5)")
     add("--seed", type=within(SEED), default=0, help="random seed (default: 0)")
     add("--threshold", type=within(POSITIVE), default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
+    about = "the expert's actions are unknown: compare states and where they lead, and look at no action"
+    add_observations(sub, about)
     add_actions(sub)
     add_features(sub)
 
@@ -319,7 +322,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     sub = verb("reproduce", "make the paper's tables and figures, from the start or continued")
     add = sub.add_argument
-    about = "the part to make: noisy-expert, full-replay, gradient-penalty, coverage, sac-curves or all"
+    about = (
+        "the part to make: noisy-expert, full-replay, gradient-penalty, coverage, sac-curves or all; or successors, "
+    )
+    about += "later methods on many piles, or d4rl, methods on files of D4RL beside published numbers"
     add("what", metavar="WHAT", help=about)
     add("--out", required=True, help="folder for the results; a grid found there is continued")
     add_grid(sub)
@@ -393,7 +399,10 @@ def add_recipe(sub: Parser) -> None:
     sub.add_argument("--pool", type=within(POOL), default=20, help="expert trajectories to draw from (default: 20)")
     about = "draw no trajectory twice, unlike the paper's code"
     sub.add_argument("--disjoint", action=argparse.BooleanOptionalAction, default=False, help=about)
-    sub.add_argument("--replay", metavar="DIR", help="folder that collect wrote; full-replay needs it")
+    about = "folder that collect wrote; full-replay needs it, no-expert uses it"
+    sub.add_argument("--replay", metavar="DIR", help=about)
+    about = "trajectories of the expert set (default: the recipe's: one, or five of mixed)"
+    sub.add_argument("--expert-trajectories", type=within(POOL), metavar="N", help=about)
 
 
 def add_grid(sub: Parser) -> None:
@@ -407,13 +416,17 @@ def add_grid(sub: Parser) -> None:
     about = "episodes of each evaluation that the tables use (default: 10)"
     add("--episodes", type=within(EPISODES), default=10, help=about)
     add("--early-episodes", type=within(EPISODES), default=2, help="episodes of earlier evaluations (default: 2)")
-    about = "methods to run (default: bc demodice dwbc nbcu wbcu, and oracle on noisy-expert)"
+    about = "successors: piles such as haystack, medium-expert:5 (expert trajectories) or haystack:observations; d4rl: "
+    about += "datasets such as medium-expert (default: all)"
+    add("--piles", nargs="+", metavar="NAME", help=about)
+    add("--data", metavar="DIR", help="d4rl: folder with files such as hopper_medium_expert-v2.hdf5")
+    about = "methods to run, NAME+robust with the robust cloner (default: those of the part's tables)"
     add("--methods", nargs="+", metavar="NAME", help=about)
     about = "gradient penalties of demodice and wbcu (default: 0 1 10)"
     add("--gradient-penalties", type=within(NOT_NEGATIVE), nargs="+", help=about)
     about = "change a setting of every algorithm that has it, or of one with ALGORITHM.NAME=VALUE"
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=about)
-    about = "networks that act as one policy (default: one; five for sift)"
+    about = "networks that act as one policy (default: one; five for sift and with the robust cloner of successors)"
     add("--ensemble", type=within(MEMBERS), metavar="K", help=about)
     add_named_recipe(sub)
     add_observations(sub)
@@ -430,8 +443,10 @@ def add_grid(sub: Parser) -> None:
     add_recipe(sub)
 
 
-def add_observations(sub: Parser) -> None:
-    about = "the expert's actions are unknown: its file need not have any, and those that it has are not used"
+UNKNOWN_ACTIONS = "the expert's actions are unknown: its file need not have any, and those that it has are not used"
+
+
+def add_observations(sub: Parser, about: str = UNKNOWN_ACTIONS) -> None:
     sub.add_argument("--expert-observations", action=argparse.BooleanOptionalAction, default=False, help=about)
 
 

@@ -120,6 +120,7 @@ def run_task(options: argparse.Namespace) -> Answer:
     from demosift.tasks.recipes import make_task, write_task
 
     recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
+    recipe["experts"] = options.expert_trajectories
     with reserved(options.out):
         task = make_task(options.task, options.seed, episodes=options.episodes, **recipe)
         write_task(task, options.out)
@@ -208,9 +209,14 @@ def settings_of(cls: "type[Algorithm]", options: argparse.Namespace) -> "list[Al
 
 def task_name(options: argparse.Namespace) -> str | None:
     """What a report groups seeds by: the task, with what was changed about its recipe."""
+    from demosift.tasks.recipes import task_label
+
+    if not options.task:
+        return options.task
     changes = [f"pool {options.pool}"] if options.pool != 20 else []
     changes += ["disjoint"] if options.disjoint else []
-    return options.task and ", ".join([options.task, *changes])
+    label = task_label(options.task, options.expert_trajectories, not options.expert_observations)
+    return ", ".join([label, *changes])
 
 
 def evaluation_environment(options: argparse.Namespace, data: Demonstrations) -> EnvironmentSpec | None:
@@ -267,6 +273,7 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
         raise InputError("train: --scores: needs --expert and --supplementary, the files that were scored")
     if options.task:
         recipe = {"pool": options.pool, "replay": options.replay, "disjoint": options.disjoint}
+        recipe["experts"] = options.expert_trajectories
         tasks = [make_task(options.task, seed, **recipe) for seed in seeds]
         return [dataclasses.replace(task, expert_actions=not options.expert_observations) for task in tasks]
     if not options.expert:
@@ -358,6 +365,7 @@ def run_score(options: argparse.Namespace) -> Answer:
         actions=options.actions,
         features=features_of(options),
         state=not options.without_state,
+        expert_observations=options.expert_observations,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"
@@ -412,19 +420,29 @@ def run_export(options: argparse.Namespace) -> Answer:
 
 
 def run_reproduce(options: argparse.Namespace) -> Answer:
-    from demosift.experiments.presets import PENALTIES, Request, default_schedule, parse_settings
+    from demosift.experiments.d4rl import ENVS
+    from demosift.experiments.presets import COMPARISONS, PENALTIES, Request, default_schedule, parse_settings
     from demosift.experiments.reproduce import reproduce
     from demosift.learning.cloning import RECIPES
     from demosift.simulation.environments import IN_THE_PAPER
 
+    compares = options.what in COMPARISONS
+    for flag, value, needed in (("--piles", options.piles, compares), ("--data", options.data, options.what == "d4rl")):
+        if value is not None and not needed:
+            raise InputError(f"reproduce: {flag}: is for {'successors and d4rl' if flag == '--piles' else 'd4rl'}")
+    recipe = {} if compares else RECIPES[options.recipe or "paper"]
     request = Request(
-        envs=tuple(options.envs or IN_THE_PAPER),
+        envs=tuple(options.envs or (ENVS if options.what == "d4rl" else IN_THE_PAPER)),
         seeds=tuple(seeds_of(options)),
         iterations=options.iterations,
         schedule=default_schedule(options.iterations, options.evaluate_every, options.episodes, options.early_episodes),
         methods=tuple(options.methods) if options.methods else None,
-        penalties=tuple(options.gradient_penalties or PENALTIES),
-        settings={**RECIPES[options.recipe or "paper"], **parse_settings(options.set)},
+        penalties=tuple(options.gradient_penalties or (() if compares else PENALTIES)),
+        settings={**recipe, **parse_settings(options.set)},
+        recipes=(options.recipe,) if options.recipe else ("paper", "robust"),
+        piles=tuple(options.piles) if options.piles else None,
+        files=options.data,
+        experts=options.expert_trajectories,
         ensemble=options.ensemble,
         pool=options.pool,
         disjoint=options.disjoint,

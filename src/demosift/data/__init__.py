@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 
 from demosift.data.actions import ActionMode, check_mode, shared_action_space
+from demosift.data.changes import ChangeRows, by_changes
 from demosift.data.checks import check_memory, check_pair, check_same_keys, check_state
 from demosift.data.episodes import Episodes, choose_episodes, holds, open_episodes, parse_condition
 from demosift.data.formats import (
@@ -48,6 +49,7 @@ __all__ = [
     "episodes_where",
     "load",
     "name_episodes",
+    "open_observations",
     "open_pair",
     "open_rows",
     "read_dataset",
@@ -148,6 +150,19 @@ def open_pair(
         a, b = a.with_actions(bounds, num_actions), b.with_actions(bounds, num_actions)
     check_pair(a, b)
     return a, b
+
+
+def open_observations(
+    expert: Source | Dataset, supplementary: Source | Dataset, actions: ActionMode = "check"
+) -> tuple[ChangeRows, ChangeRows]:
+    """Rows that are compared by where their states lead. The expert's file need not have actions; none is used."""
+    if isinstance(expert, Dataset):
+        first: RowSource = DatasetRows(expert)
+    else:
+        first = DatasetRows(_assemble(expert, _record(expert, actions, known=False), actions, None))
+    pair = by_changes(first, open_rows(supplementary, actions))
+    check_pair(*pair)
+    return pair
 
 
 def episodes_where(source: Source, condition: str) -> Episodes:

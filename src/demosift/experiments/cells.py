@@ -15,6 +15,7 @@ from demosift.learning.algorithm import describe
 from demosift.learning.members import Precision, stated
 from demosift.ranges import EPISODES, STEPS
 from demosift.results.cell import cell_id, data_digest
+from demosift.tasks.recipes import task_label
 from demosift.types import InputError
 
 # `task` is the task as it is; `clean` adds the truly clean supplementary rows to the expert set, as only an oracle can.
@@ -47,7 +48,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class DataKey:
-    """Which data a cell trains on. `replay` is a folder that `collect` wrote, for recipes that need one."""
+    """Which data a cell trains on.
+
+    `replay` is a folder that `collect` wrote, for recipes that use one; `files` one with D4RL's, whose names tell which
+    file the recipe `d4rl-NAME` means. `experts` None: as many expert trajectories as is usual for the recipe.
+    """
 
     env: str
     recipe: str
@@ -57,16 +62,19 @@ class DataKey:
     disjoint: bool = False
     replay: str | None = None
     expert_actions: bool = True  # False: of the expert, only observations are known
+    experts: int | None = None
+    files: str | None = None
 
     @property
     def task(self) -> str:
-        return f"{self.env}/{self.recipe}"
+        """What a report groups seeds by."""
+        return task_label(f"{self.env}/{self.recipe}", self.experts, self.expert_actions)
 
 
 @dataclass(frozen=True)
 class Cell:
     data: DataKey
-    method: str  # the row's name: the algorithm's, or `oracle`
+    method: str  # the row's name: the algorithm's or `oracle`, perhaps with `+robust`
     algorithm: Algorithm
     iterations: int
     schedule: Schedule

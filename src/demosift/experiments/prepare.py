@@ -12,10 +12,11 @@ import numpy as np
 from demosift.data import read_dataset, write_dataset
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.experiments.cells import DataKey
+from demosift.experiments.d4rl import read_d4rl
 from demosift.files import Unusable, read_json
 from demosift.learning.fit import describe_data, with_bounds_of
 from demosift.simulation import environments
-from demosift.tasks.recipes import ORIGINS, Sources, draw_task
+from demosift.tasks.recipes import ORIGINS, Sources, draw_task, pool_size
 from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
 DECIMALS = 4  # of a return, which is in the thousands: more would only fill files
@@ -58,12 +59,13 @@ class Preparation:
     """Makes the data of cells. Seeds share recordings, which are kept in a folder.
 
     A recording depends chaotically on the policy's last bits, and those on the processor. So that a grid can be
-    continued on another machine, the expert's trajectories are written beside the results and read from there.
+    continued on another machine, the trajectories of policies are written beside the results and read from there.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._sources: dict[Any, Sources] = {}
+        self._files: dict[Any, tuple[Demonstrations, dict[str, Any]]] = {}
         self._written: list[Path] = []
 
     def discard(self) -> None:
@@ -74,7 +76,11 @@ class Preparation:
             self.folder.rmdir()
 
     def __call__(self, key: DataKey) -> Prepared:
-        task = draw_task(self.sources(key), key.recipe, key.seed)
+        if key.files is not None:
+            return self.from_files(key, key.files)
+        sources = self.sources(key)
+        task = draw_task(sources, key.recipe, key.seed)
+        self.keep(key, sources)
         assert task.supplementary is not None
         drawn = {**task.expert.attributes["drawn"], **task.supplementary.attributes["drawn"]}
         recipe: dict[str, Any] = {
@@ -85,6 +91,8 @@ class Preparation:
             "drawn": {origin: list(indices) for origin, indices in drawn.items()},
             "trained_on": key.trained_on,
         }
+        if key.experts is not None:
+            recipe["experts"] = key.experts
         if key.replay is not None:
             recipe["replay"] = collected(Path(key.replay))
         if key.trained_on == "clean":
@@ -97,25 +105,52 @@ class Preparation:
 
     def reference(self, key: DataKey) -> dict[str, Any]:
         """The returns of the shipped policies, measured once; the expert of a replay is the agent that collected it."""
-        known = environments.reference_returns()["demosift"][key.env]
+        name = "demosift" if key.files is None else "d4rl"
+        known = environments.reference_returns()[name][key.env]
         measured = {who: known[who]["mean"] for who in ("random", "expert")}
+        if key.files is not None:
+            return {"name": "D4RL", **measured}
         if key.replay is None:
             return {"name": "demosift", **measured}
         returns = self.sources(key).replay[0].returns()
         return {"name": "the replay's expert", **measured, "expert": round(float(returns.mean()), DECIMALS)}
 
+    def from_files(self, key: DataKey, folder: str) -> Prepared:
+        """A user's file, which is the same for every seed."""
+        shared = (folder, key.env, key.recipe, key.experts)
+        if shared not in self._files:
+            self._files[shared] = read_d4rl(Path(folder), key.env, key.recipe, key.experts or 1)
+        task, recipe = self._files[shared]
+        if not key.expert_actions:
+            task, recipe = replace(task, expert_actions=False), {**recipe, "expert_actions": False}
+        return Prepared(key, task, {"task": key.task, "seed": key.seed, **recipe}, self.reference(key))
+
     def sources(self, key: DataKey) -> Sources:
-        shared = (key.env, key.recipe, key.pool, key.replay, key.disjoint)
+        shared = (key.env, key.recipe, key.pool, key.replay, key.disjoint, key.experts)
         if shared not in self._sources:
-            path = self.folder / f"{key.env}-{key.recipe}-{key.pool}.hdf5"
-            recorded = read_dataset(path) if path.is_file() else None
+            kept = {name: read_dataset(path) for name, path in self.kept(key).items() if path.is_file()}
             replay = None if key.replay is None else Path(key.replay)
-            sources = Sources(key.env, key.pool, replay, key.disjoint, recorded)
-            if recorded is None:
-                write_dataset(sources.expert_pool if replay is None else sources.replay[0], path)
-                self._written.append(path)
-            self._sources[shared] = sources
+            size = pool_size(key.recipe, key.pool, key.experts)
+            recorded = kept.pop("expert", None)
+            self._sources[shared] = Sources(
+                key.env, size, replay, key.disjoint, recorded, experts=key.experts, others=kept
+            )
         return self._sources[shared]
+
+    def kept(self, key: DataKey) -> dict[str, Path]:
+        """Where the pools that a task may draw from are kept, by the policy's name. Random episodes are not."""
+        size = pool_size(key.recipe, key.pool, key.experts)
+        own = "-replay" if key.replay is not None and key.recipe != "full-replay" else ""  # its agent's policies
+        names = {"expert": "", "medium": "-medium", "noisy-medium": "-noisy-medium"}
+        return {who: self.folder / f"{key.env}-{key.recipe}{own}-{size}{end}.hdf5" for who, end in names.items()}
+
+    def keep(self, key: DataKey, sources: Sources) -> None:
+        """Write the pools that were recorded for this task."""
+        for name, path in self.kept(key).items():
+            pool = sources.pools.get(name)
+            if pool is not None and not path.is_file():
+                write_dataset(pool, path)
+                self._written.append(path)
 
 
 def with_clean_rows(expert: Dataset, supplementary: Dataset) -> Dataset:

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from demosift.experiments.cells import Cell
 from demosift.experiments.cluster import connected, run_on_ray
+from demosift.experiments.comparisons import comparison
 from demosift.experiments.coverage import measure_coverage
 from demosift.experiments.display import View
 from demosift.experiments.local import run_local
 from demosift.experiments.plan import identify, plan
 from demosift.experiments.prepare import Preparation
-from demosift.experiments.presets import Request, grids, row_facts
+from demosift.experiments.presets import COMPARISONS, Request, grids, row_facts
 from demosift.experiments.program import CHECKPOINT_SECONDS, Planned
 from demosift.experiments.store import Store
 from demosift.files import atomic_write, own_folder
@@ -47,12 +48,14 @@ def reproduce(
 
     The cells asked for become the grid that the tables show; with `add` they join those it has already.
     """
-    wanted = grids(preset, request)
+    wanted, left_out = comparison(preset, request) if preset in COMPARISONS else (grids(preset, request), [])
     deadline = None if time_limit is None else time.monotonic() + time_limit
     console = console or Console(stderr=True)
     store = Store(out)
     answer: dict[str, Any] = {"out": str(out), "preset": preset}
-    lines = []
+    lines = [f"not run: {line}" for line in left_out]
+    if left_out:
+        answer["left_out"] = left_out
     with own_folder(store.path):
         store.check_free()
         if wanted:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+ROBUST = "+robust"  # ends the name of a row of results whose method clones by the robust recipe
+
 
 @dataclass(frozen=True)
 class About:

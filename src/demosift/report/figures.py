@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from demosift.learning.about import ROBUST
 from demosift.report import numbers, statistics
+from demosift.report.comparison import LIMITS, ComparisonTable
 from demosift.report.drawing import PALETTE, figure, save
 from demosift.report.groups import Methods, Panel, Series
 from demosift.report.paper import Key, PaperRow, PaperTable, key_of
@@ -17,6 +20,7 @@ from demosift.report.paper_forms import NAMES, environment_name
 
 PENALTY_COLOURS = ("#9ecae1", "#4292c6", "#084594", "#41ab5d", "#fd8d3c", "#8c6bb1")
 GOOD, NOISY = "#b2182b", "#2166ac"  # red and blue, as in the paper
+COLUMNS_OF_PROFILES = (("as published", False), ("with the robust cloner", True))
 SHOWN_PENALTY = 1.0  # the setting that stands for a method where it has several
 
 
@@ -137,6 +141,35 @@ def draw_curve(axes: Axes, series: Series, **style: Any) -> Any:
     if np.isfinite(low).all():
         axes.fill_between(iteration, low, high, color=style["color"], alpha=0.18, linewidth=0)
     return line
+
+
+def profiles(tables: Sequence[ComparisonTable], path: Path) -> None:
+    """Performance profiles of the first table: the share of seeds above each score, as published and robust."""
+    rows = [row for row in tables[0].rows if row.profile is not None]
+    plain = list(dict.fromkeys(row.key[0].removesuffix(ROBUST) for row in rows))
+    hues = mpl.colormaps["tab20"]
+    columns = [(name, [row for row in rows if row.robust == robust]) for name, robust in COLUMNS_OF_PROFILES]
+    columns = [(name, own) for name, own in columns if own]
+    if not columns:
+        return
+    with figure(1.2 + 3.2 * len(columns), 3.6) as drawn:
+        handles: dict[str, Any] = {}
+        for axes, (name, own) in zip(drawn.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+            for row in own:
+                assert row.profile is not None
+                colour = hues(plain.index(row.key[0].removesuffix(ROBUST)) % 20)
+                dashes = "solid" if row.series.about.contender else "dashed"
+                (line,) = axes.plot(
+                    100 * LIMITS, 100 * row.profile.share, color=colour, linewidth=1.3, linestyle=dashes
+                )
+                handles.setdefault(row.title.partition(", robust cloner")[0], line)
+                if np.isfinite(row.profile.low).all():
+                    low, high = 100 * row.profile.low, 100 * row.profile.high
+                    axes.fill_between(100 * LIMITS, low, high, color=colour, alpha=0.12, linewidth=0)
+            axes.set(title=name, xlabel="score, % of the expert's", ylim=(0, 102))
+        drawn.supylabel("seeds above it, %", fontsize=9)
+        drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+        save(drawn, path)
 
 
 def coverage(points: Mapping[str, Mapping[str, Any]], path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from demosift.errors import printable
 from demosift.report import numbers
 from demosift.report.chart import Axis, Chart, Line, nice_ticks, padded, percent, render
+from demosift.report.comparison_forms import comparison_sections, write_comparison_files
 from demosift.report.document import asset, cell, details, document, header, problem_box, scrolled_table, write_page
 from demosift.report.groups import LAST_EVALUATIONS, Methods, Panel, Series, colours, fingerprint, group
 from demosift.report.paper import chosen_tables, read_tables
@@ -59,6 +60,7 @@ def write_report(folder: str | os.PathLike[str], methods: Methods, last: int = L
     results = read_folder(folder)
     if is_grid_folder(Path(folder)):
         problems = write_grid_files(Path(folder), results, methods)
+        write_comparison_files(Path(folder), results, methods)
         results = replace(results, problems=(*results.problems, *problems))
     return write_page(Path(folder) / REPORT, render_page(results, methods, last))
 
@@ -73,6 +75,7 @@ def render_page(results: Results, methods: Methods, last: int = LAST_EVALUATIONS
         header(title, sentence, sureness, facts(panels, last)),
         problem_box("Left out", [*results.problems, *damaged, *repeats]),
         *(paper_section(table, of_method) for table in chosen_tables(read_tables(results, methods))),
+        comparison_sections(results, methods),
         *(panel_section(panel, of_method, last, len(panels) > 1) for panel in panels),
         kept,
         weight_section(results.weights, methods),

@@ -23,6 +23,7 @@ from demosift.results.measured import MeasuredRun, is_number
 
 STANDARD_ERRORS = 2.0
 TABLE_GRIDS = ("noisy-expert", "full-replay")
+SUCCESSORS, D4RL = "successors", "d4rl"  # grids that the paper has no table of
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,11 @@ def published() -> dict[str, Any]:
 
 def read_tables(results: Results, methods: Methods) -> dict[str, list[PaperTable]]:
     """The paper's tables that each grid of the folder fills, by the grid's name."""
-    return {name: paper_tables(group(runs, methods)[0], references(runs)) for name, runs in results.cells.items()}
+    return {
+        name: paper_tables(group(runs, methods)[0], references(runs))
+        for name, runs in results.cells.items()
+        if name not in (SUCCESSORS, D4RL)
+    }
 
 
 def chosen_tables(grids: Mapping[str, Sequence[PaperTable]]) -> list[PaperTable]:

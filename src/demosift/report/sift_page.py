@@ -178,9 +178,10 @@ def verdict(summary: Mapping[str, Any], seen: Mapping[str, Any], methods: Method
 
 def sample_mix(seen: Mapping[str, Any]) -> str:
     """The paper's table of samples, with the shares of this supplementary set."""
+    action = "action" if seen.get("compared", "actions") == "actions" else "next state"  # older files compare actions
     cells = (
-        ("helps", "o-clean", float(seen["samples"]["helpful"]), "expert state, expert action"),
-        ("harms", "o-noisy", float(seen["samples"]["harmful"]), "expert state, another action"),
+        ("helps", "o-clean", float(seen["samples"]["helpful"]), f"expert state, expert {action}"),
+        ("harms", "o-noisy", float(seen["samples"]["harmful"]), f"expert state, another {action}"),
         ("in between", "c0", float(seen["samples"]["elsewhere"]), "another state"),
     )
     bar = "".join(f'<i class="{style}" style="width:{percent(share)}"></i>' for _, style, share, _ in cells)
@@ -191,7 +192,7 @@ def sample_mix(seen: Mapping[str, Any]) -> str:
     covered = float(seen["states"]["covered"])
     return (
         '<p class="said">'
-        "A sample on an expert state helps cloning if its action is the expert's too, and harms it if not; one on "
+        f"A sample on an expert state helps cloning if its {action} is the expert's too, and harms it if not; one on "
         "another state does little of either (the paper's Table 1). By nearest neighbours:</p>"
         f'<div class="mix">{bar}</div><ul class="mix-keys">{keys}</ul><p class="note">'
         f"Coverage: {covered:.0%} of the expert's states have a state of the pile nearby.</p>"

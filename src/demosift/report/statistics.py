@@ -1,8 +1,8 @@
 """The statistics of a few seeds: what is reported, and how sure one can be of it.
 
-Interquartile mean, stratified bootstrap and probability of improvement are rliable's (Agarwal et al. 2021, "Deep
-reinforcement learning at the edge of the statistical precipice"). A stratum is one environment and task; seeds are
-resampled within it.
+Interquartile mean, stratified bootstrap, probability of improvement and performance profile are rliable's (Agarwal et
+al. 2021, "Deep reinforcement learning at the edge of the statistical precipice"). A stratum is one environment and
+task; seeds are resampled within it.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,10 +53,35 @@ def bootstrap_interval(
 
     Every interval draws from a generator of its own, so that adding a method or a column moves no other digit.
     """
-    generator = np.random.default_rng(seed)
-    drawn = [scores[generator.integers(len(scores), size=(resamples, len(scores)))] for scores in groups]
-    low, high = np.quantile(statistic(drawn), [(1 - confidence) / 2, (1 + confidence) / 2])
+    values = statistic(resample(groups, seed, resamples))
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def resample(groups: Sequence[Scores], seed: int, resamples: int) -> list[Float[np.ndarray, "resamples seeds"]]:
+    """Seeds of each group, drawn with replacement."""
+    generator = np.random.default_rng(seed)
+    return [scores[generator.integers(len(scores), size=(resamples, len(scores)))] for scores in groups]
+
+
+def performance_profile(
+    strata: Sequence[Resampled], limits: Float[np.ndarray, "limits"]
+) -> Float[np.ndarray, "limits *resamples"]:
+    """The share of seeds whose score is above each limit; every stratum counts alike."""
+    return np.stack([mean_of_strata([(scores > limit).astype(float) for scores in strata]) for limit in limits])
+
+
+def profile_interval(
+    strata: Sequence[Scores],
+    limits: Float[np.ndarray, "limits"],
+    seed: int = BOOTSTRAP_SEED,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+) -> tuple[Float[np.ndarray, "limits"], Float[np.ndarray, "limits"]]:
+    """The interval of the profile at each limit by itself, all from the same resamples."""
+    profile = performance_profile(resample(strata, seed, resamples), limits)
+    low, high = np.quantile(profile, [(1 - confidence) / 2, (1 + confidence) / 2], axis=1)
+    return low, high
 
 
 def difference_interval(first: Sequence[Scores], second: Sequence[Scores], seed: int = BOOTSTRAP_SEED) -> Interval:

@@ -1,4 +1,4 @@
-"""Before training: can this supplementary set help, how much, and with which of BC, NBCU and sift?
+"""Before training: can this supplementary set help, how much, and with which method?
 
 The answer rests on two witnesses. Nearest neighbours (`overlap`) fill in the paper's Table 1, which says how a sample
 affects NBCU, given its state and action. The weights say which rows look like the expert's to a discriminator that
@@ -8,6 +8,10 @@ recording misleads both.
     an expert state, the expert's action     helps            (Table 1; Theorem 3: NBCU then beats BC)
     an expert state, another action          harms            (Theorem 2 and its lower bound)
     another state                            in between       (Theorem 4: no harm, and not much help)
+
+Two rules go beyond the paper's table, to methods that do not clone the expert's own kind of rows: nearest-neighbour
+rewards with IQL where the pile covers the expert's states but holds nothing like it, and SMODICE or TAILO where nobody
+knows the expert's actions. They are heuristics, and say so, as long as no grid has measured them.
 """
 
 from typing import Any, NamedTuple
@@ -31,9 +35,13 @@ LIKE = 0.5  # NBCU needs this share of the pile's rows on expert states to weigh
 MISTAKEN = 0.05  # share of the expert's own rows that nearest neighbours take for other actions
 HALVED = 0.5  # above `MISTAKEN`, expert-like rows may have at most this part of the pile's share of other actions
 FEW_OF_A_KIND = 30  # with fewer rows, their share of other actions is not measured
+COVERED = 0.5  # share of expert states with a neighbour in the pile that IQL needs to find a way along them
+OFTEN_WRONG = 0.6  # with a larger share of other actions on expert states, there is no way along them to be found
 TYPICAL = 0.1  # an expert-like row weighs at least as much as this quantile of the expert's rows
 BINS = 10
 MOST_JUDGED = 100_000  # rows of each set that the calibration and the ROC curve use
+
+CHANGES = "changes of the state"  # what rows are compared by where the expert's actions are unknown
 
 Rows = Float[np.ndarray, "rows"]
 
@@ -50,6 +58,11 @@ class Evidence(NamedTuple):
     useless: bool = False  # whether held-out rows could not be told apart at all
     separated_by: str = ""  # a difference in recording that tells the files apart
     same_rows: bool = False  # whether the pile is made of the expert's own rows
+    covered: float = 0.0  # share of expert states that have a neighbour in the pile
+    expert_actions: bool = (
+        True  # False: rows were compared by how states change, since nobody knows the expert's actions
+    )
+    like_episodes: int = 0  # episodes of the pile of which most rows are expert-like
 
     @property
     def gain(self) -> float:
@@ -63,9 +76,17 @@ class Evidence(NamedTuple):
 
 
 class Advice(NamedTuple):
-    method: str | None  # bc, nbcu, sift (wbcu in files of before); None: cannot tell
+    method: str | None  # bc, nbcu, sift, seabo, smodice, tailo (wbcu in files of before); None: cannot tell
     headline: str
     reason: str
+    heuristic: bool = False  # whether the rule rests on no theorem and no measurement
+
+
+def by_heuristic(method: str, headline: str, reason: str) -> Advice:
+    return Advice(method, headline, f"{reason} {HEURISTIC}", heuristic=True)
+
+
+HEURISTIC = "This rule is a heuristic: no measurement of ours backs it yet."
 
 
 def advise(seen: Evidence) -> Advice:
@@ -75,13 +96,18 @@ def advise(seen: Evidence) -> Advice:
             f"The expert set has {seen.expert_rows} rows, too few to compare anything with; until there are more, only "
             "BC uses nothing but samples that are known to be good."
         )
+        if not seen.expert_actions:
+            reason = f"The expert set has {seen.expert_rows} rows, too few to compare anything with."
         return Advice(None, "Cannot tell: there are too few expert rows.", reason)
     if seen.separated_by:
         reason = (
             f"{seen.separated_by[0].upper()}{seen.separated_by[1:].rstrip('?.')}. The weights may then say which file "
-            "a row is from, not who acted well: take that out of both files and score again. Until then, BC is safe."
+            "a row is from, not who acted well: take that out of both files and score again."
         )
+        reason += " Until then, BC is safe." if seen.expert_actions else ""
         return Advice(None, "Cannot tell: the two files were recorded differently.", reason)
+    if not seen.expert_actions:
+        return advise_without_actions(seen)
     on_expert_states = f"{seen.near:.0%} of the pile lies on expert states"
     if seen.useless and (seen.near < NEAR or seen.wrong > WRONG):
         differ = "other states" if seen.near < NEAR else "other actions on expert states"
@@ -92,6 +118,14 @@ def advise(seen: Evidence) -> Advice:
         )
         return Advice(None, "Cannot tell: the discriminator does not see what differs.", reason)
     few = seen.gain < ENOUGH
+    if few and seen.covered >= COVERED and WRONG < seen.wrong <= OFTEN_WRONG:
+        reason = (
+            f"Hardly any row looks like the expert's, so there is nothing to clone, but {seen.covered:.0%} of expert "
+            f"states have a neighbour in the pile, which takes the expert's action there {1 - seen.wrong:.0%} of the "
+            "time: rewards by the distance to the nearest expert row, and IQL, which joins parts of trajectories, may "
+            "find a way along them."
+        )
+        return by_heuristic("seabo", "Try SEABO: nothing to clone, but the expert's states are covered.", reason)
     if seen.near < NEAR and few:
         reason = (
             f"Only {seen.near:.0%} of the pile lies on expert states; in the paper's table, samples elsewhere neither "
@@ -132,13 +166,43 @@ def advise(seen: Evidence) -> Advice:
     return Advice("sift", "Train sift: part of the pile is as good as the expert's, part is not.", reason)
 
 
+def advise_without_actions(seen: Evidence) -> Advice:
+    """An expert whose actions nobody knows: only the pile's actions can be cloned, weighted by where they lead."""
+    if seen.useless and not seen.same_rows:
+        reason = (
+            "The discriminator cannot tell held-out expert rows from the rest by their states and where these lead, so "
+            "its weights leave nothing out. Try another scorer or more expert rows."
+        )
+        return Advice(None, "Cannot tell: the discriminator does not see what differs.", reason)
+    if seen.like_episodes:
+        reason = (
+            f"Nobody knows the expert's actions, so only the pile's can be cloned. Most rows of {seen.like_episodes:,} "
+            "of its episodes pass through states as the expert does: TAILO weighs a row by what follows it, and needs "
+            "neither the expert's actions nor a value function. SMODICE is the other method to try."
+        )
+        return by_heuristic(
+            "tailo", "Try TAILO: the expert's actions are unknown, its kind of episodes is there.", reason
+        )
+    reason = (
+        "Nobody knows the expert's actions, so only the pile's can be cloned. No episode of the pile is mostly like "
+        "the expert's: SMODICE learns a value function, which may join parts of episodes. TAILO is the other method to "
+        "try, above all where steps are missing."
+    )
+    return by_heuristic("smodice", "Try SMODICE: the expert's actions are unknown.", reason)
+
+
 def diagnose(
-    sources: tuple[RowSource, RowSource], weight: Rows, copies: Copies, useless: bool, seed: int
+    sources: tuple[RowSource, RowSource],
+    weight: Rows,
+    copies: Copies,
+    useless: bool,
+    seed: int,
+    expert_actions: bool = True,
 ) -> tuple[dict[str, Any], tuple[Sample, Sample]]:
     """The diagnosis of `summary.json`, and the samples of both sets that it compared, for the page's map.
 
     `weight` has a row for each of the union's, expert first, from models that left the row out. Rewards and origins are
-    not read.
+    not read. `expert_actions` False: what the sources give for actions are changes of the state.
     """
     rng = np.random.default_rng([seed, 5])
     expert, supplementary = (
@@ -159,6 +223,9 @@ def diagnose(
         useless=useless,
         separated_by=next((finding.text for finding in found if finding.separates), ""),
         same_rows=bool(copies.shared[num_expert:].all()),
+        covered=float(overlap.covered.mean()),
+        expert_actions=expert_actions,
+        like_episodes=expert_like_episodes(like, sources[1].episode_starts),
     )
     advice = advise(evidence)
     starts = np.concatenate([sources[0].episode_starts, num_expert + sources[1].episode_starts])
@@ -166,11 +233,13 @@ def diagnose(
         "advised": advice.method,
         "headline": advice.headline,
         "reason": advice.reason,
+        "heuristic": advice.heuristic,
+        "compared": "actions" if expert_actions else CHANGES,
         "warnings": [finding._asdict() for finding in found],
         "expert_like": {
             "share": evidence.expert_like,
             "rows": round(evidence.expert_like * evidence.supplementary_rows),
-            "episodes": expert_like_episodes(like, sources[1].episode_starts),
+            "episodes": evidence.like_episodes,
             "weight": float(limit),
         },
         "effective_sample_size": {
@@ -180,7 +249,7 @@ def diagnose(
                 "episodes": effective_sample_size(np.add.reduceat(weight, starts)),
             },
         },
-        "states": {"near": evidence.near, "covered": float(overlap.covered.mean())},
+        "states": {"near": evidence.near, "covered": evidence.covered},
         "actions": {"other": evidence.wrong, "other_among_expert_like": evidence.kept_wrong},
         "samples": {
             "helpful": float(overlap.helpful.mean()),
@@ -197,12 +266,13 @@ def in_words(summary: dict[str, Any]) -> list[str]:
     """A few lines for a terminal."""
     like, effective, states = (summary[key] for key in ("expert_like", "effective_sample_size", "states"))
     samples, held_out = summary["samples"], summary["held_out"]
+    what = "the expert's action" if summary["compared"] == "actions" else "the expert's change of state"
     return [
         f"advice: {summary['headline']}",
         f"  {summary['reason']}",
         f"expert-like: {like['share']:.1%} of the pile, {like['rows']:,} rows, mostly so in {like['episodes']:,} "
         f"episodes; weighted, the union is worth {effective['union']['rows']:,.0f} rows",
-        f"samples: {samples['helpful']:.0%} on expert states with the expert's action (help), {samples['harmful']:.0%} "
+        f"samples: {samples['helpful']:.0%} on expert states with {what} (help), {samples['harmful']:.0%} "
         f"with another (harm), {samples['elsewhere']:.0%} on other states; {states['covered']:.0%} of expert states "
         "have a neighbour in the pile",
         f"discriminator: held-out AUC against the pile {held_out['auc']:.3f} (about {1 - like['share'] / 2:.2f} is the "

@@ -18,8 +18,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.algorithms import facts
-from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, without_episodes
+from demosift.data import (
+    RowSource,
+    digest_source,
+    open_observations,
+    open_pair,
+    open_rows,
+    split_episodes,
+    without_episodes,
+)
 from demosift.data.actions import ActionMode
+from demosift.data.changes import ChangeRows
 from demosift.data.checks import check_state
 from demosift.data.features import FeatureRows
 from demosift.data.folds import hash_rows
@@ -162,6 +171,7 @@ def score(
     actions: ActionMode = "check",
     features: Cameras | Sequence[Any] | None = None,
     state: bool = True,
+    expert_observations: bool = False,
     progress: bool | None = None,
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
@@ -177,15 +187,22 @@ def score(
     `features`: `Cameras` adds what pictures show to the states; so does a file or an array of your own with a row for
     each row of a dataset, one for each dataset in the order expert, supplementary, bad. With `state` False they take
     the state's place.
+
+    `expert_observations`: nobody knows the expert's actions. Rows are then compared by their states and by where these
+    lead, and no action is looked at.
     """
     _check_request(members, folds, seed, threshold)
+    if expert_observations and features is not None:
+        raise InputError("score: expert_observations: not together with pictures or features")
+    if expert_observations and expert is None:
+        raise InputError("score: expert_observations: there is no expert whose observations they could be")
     scorer = make_scorer(scorer) if isinstance(scorer, str) else scorer
     # From the start, so that a folder that exists is refused before any work.
     with nullcontext() if out is None else atomic_folder(out) as folder:
         watch = Stopwatch()
         joiner = make_joiner(expert, supplementary, bad, features, state, progress)
         watch.lap("features")
-        how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner)
+        how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner, expert_observations)
         scored = _score(expert, supplementary, bad, how, watch)
         if folder is not None:
             scored.write(folder)
@@ -227,11 +244,16 @@ class Request(NamedTuple):
     actions: ActionMode
     progress: bool | None
     joiner: Joiner | None = None
+    expert_observations: bool = False
 
     def open_rows(self, source: Source | Dataset) -> RowSource:
         return self.joined(source, open_rows(source, self.actions))
 
     def open_pair(self, expert: Source | Dataset, supplementary: Source | Dataset) -> tuple[RowSource, RowSource]:
+        if self.expert_observations:
+            pair = open_observations(expert, supplementary, self.actions)
+            check_state(pair[0].source, pair[0].obs_dim)
+            return pair
         first, second = open_pair(expert, supplementary, self.actions)
         return self.joined(expert, first), self.joined(supplementary, second)
 
@@ -328,7 +350,8 @@ def _score(
         if likeness.useless:
             warnings.append("rows that are known to be bad cannot be told from the pile's: they changed no weight")
     quality = held_out_quality(found.alone, found.plan, num_expert)
-    diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed)
+    known = not how.expert_observations
+    diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed, known)
     if agreement is not None:
         warnings.insert(0, NOBODY)
     finish, second = measure_finish(sources, how.seed), None
@@ -356,6 +379,7 @@ def _score(
         "seed": how.seed,
         "threshold": how.threshold,
         "actions": how.actions,
+        **({} if known else {"expert_observations": True}),
         **({} if how.joiner is None else {"features": dict(how.joiner.about)}),
         "pool_rows": {
             "expert": found.sample.num_expert,
@@ -482,7 +506,7 @@ def find_warnings(union: Union) -> list[str]:
 
 def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -> dict[str, Any]:
     hashes = known.hashes
-    if isinstance(source, FeatureRows):  # what is described is the data, whatever was added to it
+    if isinstance(source, FeatureRows | ChangeRows):  # what is described is the data, whatever was made of it
         source = source.rows
         if isinstance(given, Dataset):
             hashes = np.concatenate([hash_rows(*block) for block in source.blocks(BLOCK)])

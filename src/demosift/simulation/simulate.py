@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from demosift.policy import Actor, Policy
+from demosift.policy import Actor, NoisyPolicy, Policy
 from demosift.processes import Closing, Workers
 from demosift.simulation import environments
 from demosift.simulation.cores import available_cores
@@ -212,6 +212,7 @@ def rollout(
 
 def check_fit(policy: Actor, spec: EnvironmentSpec, jobs: Jobs = ()) -> None:
     """Refuse a policy made for another environment before a worker trips over it."""
+    policy = policy.policy if isinstance(policy, NoisyPolicy) else policy
     needs = environments.spaces(spec)
     has = environments.Spaces(policy.obs_dim if isinstance(policy, Policy) else needs.obs_dim, policy.action_dim)
     discrete = policy.kind == "categorical" if isinstance(policy, Policy) else policy.environment.discrete

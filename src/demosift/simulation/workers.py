@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from jaxtyping import Float
 
-from demosift.policy import Actor, RandomPolicy, ScriptedPolicy
+from demosift.policy import Actor, NoisyPolicy, RandomPolicy, ScriptedPolicy
 from demosift.processes import OutsideError
 from demosift.simulation import environments, state
 from demosift.simulation.scripted.catalogue import SCRIPTED
@@ -186,6 +186,9 @@ def _batched_policy(policy: Actor) -> Callable[[list[_Live]], Sequence[np.ndarra
         return lambda live: [policy.draw(episode.rng) for episode in live]
     if isinstance(policy, ScriptedPolicy):
         return lambda live: [episode.operate(policy) for episode in live]
+    if isinstance(policy, NoisyPolicy):
+        steady = _batched_policy(policy.policy)
+        return lambda live: [policy.disturb(action, each.rng) for each, action in zip(live, steady(live), strict=True)]
     chosen: tuple[int, ...] = ()
     part = policy
 

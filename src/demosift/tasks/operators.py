@@ -43,17 +43,19 @@ def shares(num_episodes: int) -> dict[str, int]:
     return {"clean": num_episodes - second - bad, "second": second, **counts}
 
 
-def record_mixture(spec: EnvironmentSpec, num_episodes: int, rng: np.random.Generator) -> tuple[list[Rows], list[Rows]]:
+def record_mixture(
+    spec: EnvironmentSpec, num_episodes: int, rng: np.random.Generator, num_expert: int = NUM_EXPERT
+) -> tuple[list[Rows], list[Rows]]:
     """The expert's episodes and the pile's, the latter in random order."""
     counts = shares(num_episodes)
     if counts["clean"] < 1:
         raise InputError(f"a mixed pile of {num_episodes} episodes: it needs at least one")
-    clean = NUM_EXPERT + counts["clean"]
+    clean = num_expert + counts["clean"]
     counts["expert"] = clean + counts["early-stop"]
     recorded = _record(spec, {operator: counts[operator] for operator in OPERATORS}, rng)
     lengths = [episode.length for episode in recorded["expert"][:clean]]
     pile = [
-        *([Rows("clean", _whole(episode, spec))] for episode in recorded["expert"][NUM_EXPERT:clean]),
+        *([Rows("clean", _whole(episode, spec))] for episode in recorded["expert"][num_expert:clean]),
         *(
             [Rows("early-stop", _first(episode, max(1, round(rng.uniform(*STOPS) * episode.length)), spec))]
             for episode in recorded["expert"][clean:]
@@ -66,7 +68,7 @@ def record_mixture(spec: EnvironmentSpec, num_episodes: int, rng: np.random.Gene
         ),
         *(_phases(episode, spec) for episode in recorded["idle"]),
     ]
-    experts = [Rows("expert", _whole(episode, spec)) for episode in recorded["expert"][:NUM_EXPERT]]
+    experts = [Rows("expert", _whole(episode, spec)) for episode in recorded["expert"][:num_expert]]
     return experts, [rows for place in rng.permutation(len(pile)) for rows in pile[place]]
 
 
