@@ -246,12 +246,14 @@ class Dataset:
 class Demonstrations:
     """The expert set and the supplementary set (None for plain BC); `union` joins them, expert first.
 
-    `weight` is how much each row of the union is worth imitating, if that was decided before training.
+    `weight` is how much each row of the union is worth imitating, if that was decided before training. `bad` is a set
+    that is known to be bad: nobody imitates it, and rows that look like it are worth less.
     """
 
     expert: Dataset
     supplementary: Dataset | None = None
     weight: Float[np.ndarray, "rows"] | None = None
+    bad: Dataset | None = None
 
     @property
     def union(self) -> Transitions:

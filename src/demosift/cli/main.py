@@ -443,6 +443,9 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         add("--supplementary", help="the supplementary data, in any of the same forms")
         if each.takes_weights:
             add("--scores", metavar="DIR", help="folder of weights that score wrote, used as they are")
+        about = "data that are known to be bad: rows that look like them are worth less"
+        add("--bad", help=f"{about}{'' if each.takes_bad else ' (refused: this method cannot use them)'}")
+        add("--bad-episodes", metavar="LIST", help="the supplementary data's episodes that are known to be bad")
         add("--out", required=True, help="folder for the run")
         about = "TOML file with the names and values of flags; those of the command line win"
         add("--config", metavar="FILE", help=about)

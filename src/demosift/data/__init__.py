@@ -41,6 +41,7 @@ __all__ = [
     "open_rows",
     "read_dataset",
     "split_episodes",
+    "take_episodes",
     "without_episodes",
     "write_dataset",
     "write_hdf5",
@@ -71,19 +72,22 @@ def load(
     supplementary: Source | Dataset | None = None,
     actions: ActionMode = "check",
     max_episode_steps: int | None = None,
+    *,
+    bad: Source | Dataset | None = None,
 ) -> Demonstrations:
     """Reads the expert set and, where given, the supplementary set, and checks that they belong together.
 
-    Each is a source that `read_dataset` takes, or a `Dataset`. Both get the same action units: bounds or a number of
-    actions that only one of them states hold for both, and "rescale" uses the range of both together.
+    Each is a source that `read_dataset` takes, or a `Dataset`. All get the same action units: bounds or a number of
+    actions that only one of them states hold for all, and "rescale" uses the range of all together. `bad`: data that
+    are known to be bad, which sift uses.
     """
-    sources = [expert] if supplementary is None else [expert, supplementary]
+    if bad is not None and supplementary is None:
+        raise InputError("bad: tells which rows of the supplementary set to trust less; give that set too")
+    sources = [source for source in (expert, supplementary, bad) if source is not None]
     recordings = [_record(source, actions) for source in sources]
-    bounds, num_actions = None, None
-    if len(recordings) == 2:
-        a, b = recordings
-        check_same_keys(a, b)
-        bounds, num_actions = shared_action_space(a, b, actions)
+    for other in recordings[1:]:
+        check_same_keys(recordings[0], other)
+    bounds, num_actions = shared_action_space(recordings, actions) if len(recordings) > 1 else (None, None)
     datasets = []
     for source, recording in zip(sources, recordings, strict=True):
         changed = actions == "rescale" or max_episode_steps is not None
@@ -91,9 +95,9 @@ def load(
             datasets.append(source)  # to other units and back again would change the last bit
         else:
             datasets.append(_assemble(source, recording, actions, max_episode_steps, bounds, num_actions))
-    if len(datasets) == 2:
-        check_pair(*datasets)
-    return Demonstrations(*datasets)
+    for other in datasets[1:]:
+        check_pair(datasets[0], other)
+    return Demonstrations(*datasets[:2], bad=None if bad is None else datasets[2])
 
 
 def open_rows(
@@ -113,7 +117,7 @@ def open_pair(
     a, b = (open_rows(source, actions, max_episode_steps) for source in (expert, supplementary))
     if isinstance(a, FileRows) and isinstance(b, FileRows):
         check_same_keys(a, b)
-        bounds, num_actions = shared_action_space(a, b, actions)
+        bounds, num_actions = shared_action_space((a, b), actions)
         a, b = a.with_actions(bounds, num_actions), b.with_actions(bounds, num_actions)
     check_pair(a, b)
     return a, b
@@ -140,11 +144,21 @@ def split_episodes(source: Source | Dataset, numbers: Sequence[int]) -> tuple[So
     if isinstance(source, Dataset):
         counted = np.arange(len(source.episode_ends))
         return choose_episodes(source, counted, taken), choose_episodes(source, counted, taken.others)
+    return take_episodes(source, taken)
+
+
+def take_episodes(source: Source, taken: Episodes) -> tuple[str, str]:
+    """These episodes of a source, which may itself name episodes, and its other ones."""
     chosen, place = chosen_episodes(source), without_episodes(source)
     if chosen is None:
         return name_episodes(place, taken), name_episodes(place, taken.others)
     own = Episodes.parse(*chosen)
+    absent = own.overlap(taken) if own.without else taken.less(own).first
+    if absent is not None:
+        raise InputError(f"{os.fspath(source)}: episode {absent} is not one of these")
     others = own.joined(taken) if own.without else own.less(taken)
+    if not others.stretches:
+        raise InputError(f"{os.fspath(source)}: all its episodes are named, so that none is left")
     return name_episodes(place, taken), name_episodes(place, others)
 
 

@@ -79,6 +79,7 @@ class Algorithm(Method, Protocol):
     about: ClassVar[About]  # the name alone
     needs_supplementary: ClassVar[bool]  # true
     takes_weights: ClassVar[bool]  # false: weights that come with the data do not replace its own
+    takes_bad: ClassVar[bool]  # false: data that are known to be bad tell it nothing
 
     @property
     def cloner(self) -> "Cloner | None":
@@ -230,6 +231,7 @@ def algorithm(cls: type[A]) -> type[A]:
         "about": About(getattr(cls, "name", cls.__name__)),
         "needs_supplementary": True,
         "takes_weights": False,
+        "takes_bad": False,
         "cloner": None,
         "check": lambda self: None,
         "prepare": lambda self, data, folder: data,

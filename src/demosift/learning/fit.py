@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from demosift.data import check_pair, digest_source
 from demosift.data.folds import hash_rows
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
-from demosift.files import provenance
+from demosift.files import digest, provenance
 from demosift.learning.algorithm import (
     REGISTRY,
     Algorithm,
@@ -50,7 +50,7 @@ from demosift.ranges import MEMBERS, SEED, STEPS
 from demosift.registry import NETWORKS, register
 from demosift.results.checkpoint import Note
 from demosift.results.run import METRICS, Row, Run, RunFolder
-from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
+from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
 
 def fit(
@@ -299,6 +299,7 @@ def check_request(
     for source in sources:
         if source.supplementary is not None:
             check_pair(source.expert, source.supplementary)
+    check_bad(settings[0], sources)
     check_weights(settings[0], sources)
     sizes = {(source.expert.obs_dim, source.expert.action_dim, source.expert.discrete) for source in sources}
     if len(sizes) > 1:
@@ -375,6 +376,19 @@ def check_weights(setting: Algorithm, sources: Sequence[Demonstrations]) -> None
         rows = len(source.expert) + len(source.supplementary or ())
         if weight.shape != (rows,) or not np.isfinite(weight).all() or (weight < 0).any() or not (weight > 0).any():
             raise InputError(f"fit: the weights must be {rows} finite numbers, none negative and not all zero")
+
+
+def check_bad(setting: Algorithm, sources: Sequence[Demonstrations]) -> None:
+    """Data that are known to be bad must have someone who uses them: nothing that is given is ignored."""
+    for source in sources:
+        if source.bad is None:
+            continue
+        if not setting.takes_bad:
+            takers = ", ".join(name for name, cls in REGISTRY.loaded().items() if cls.takes_bad)
+            raise InputError(f"{setting.name}: cannot use bad data ({source.bad.source}); {takers} can")
+        if source.weight is not None:
+            raise InputError("bad: the data come with weights, which bad data no longer change; give them to score")
+        check_pair(source.expert, source.bad)
 
 
 def with_weights(sources: Sequence[Demonstrations], weights: Sequence[Any]) -> list[Demonstrations]:
@@ -467,6 +481,12 @@ def weigh(run: Run, data: Demonstrations) -> Float[np.ndarray, "members rows"]:
     return weights if size == 1 else np.nanmean(weights.reshape(-1, size, weights.shape[1]), axis=1)
 
 
+def digest_rows(data: Dataset) -> str:
+    """A fingerprint of states, actions and where episodes end: all that scoring looks at."""
+    transitions = data.transitions
+    return digest({"obs": transitions.obs, "action": transitions.action, "ends": data.episode_ends})
+
+
 def describe_data(source: Demonstrations) -> Row:
     """Enough to recognise the data: sizes, and digests of the rows and of where sets and episodes end."""
     sha = hashlib.sha256()
@@ -476,7 +496,9 @@ def describe_data(source: Demonstrations) -> Row:
     ends = hashlib.sha256()
     for part in parts.values():
         ends.update(b"none" if part is None else np.packbits(part.timeout).tobytes() + str(len(part)).encode())
-    given = {} if source.weight is None else {"weight_sha256": hashlib.sha256(source.weight.tobytes()).hexdigest()}
+    given: Row = {} if source.weight is None else {"weight_sha256": hashlib.sha256(source.weight.tobytes()).hexdigest()}
+    if source.bad is not None:
+        given["bad"] = {"sha256": digest_rows(source.bad), "rows": len(source.bad), "episodes": source.bad.num_episodes}
     return {
         "sha256": sha.hexdigest(),
         "ends_sha256": ends.hexdigest(),

@@ -69,7 +69,8 @@ def few(num_rows: float) -> str:
 def without(data: Demonstrations, left_out: Bool[np.ndarray, "rows"]) -> Demonstrations:
     """The data, and their weights, without these rows of the union."""
     here, there = np.split(left_out, [len(data.expert)])
-    return Demonstrations(
+    return replace(
+        data,
         expert=drop(data.expert, here),
         supplementary=None if data.supplementary is None else drop(data.supplementary, there),
         weight=None if data.weight is None else data.weight[~left_out],

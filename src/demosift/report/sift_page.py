@@ -88,7 +88,7 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
     body = [
         verdict(summary, seen, methods),
         problem_box("Before you believe it", list(map(str, warnings))),
-        f"<section><h2>What the pile is made of</h2>{sample_mix(seen)}</section>",
+        f"<section><h2>What the pile is made of</h2>{sample_mix(seen)}{known_bad(seen)}</section>",
         episode_section(summary, content),
         weight_section(summary, content),
         map_section(content["map"], seen),
@@ -132,7 +132,7 @@ def essentials(summary: Mapping[str, Any], content: Mapping[str, Any], place: in
     seen = summary["diagnosis"]
     chart = histogram_chart("Share of the rows of each set", content["histogram"], KEPT_CHARTS + place)
     return (
-        f'<p class="said">{escape(printable(str(seen["reason"])))}</p>{sample_mix(seen)}'
+        f'<p class="said">{escape(printable(str(seen["reason"])))}</p>{sample_mix(seen)}{known_bad(seen)}'
         f'<p class="said">{escape(kept_in_words(summary))}</p>{render(chart)}'
         f"<div {scale_attributes(content)}>{best_and_worst(content)}</div>"
     )
@@ -196,6 +196,11 @@ def sample_mix(seen: Mapping[str, Any]) -> str:
         f'<div class="mix">{bar}</div><ul class="mix-keys">{keys}</ul><p class="note">'
         f"Coverage: {covered:.0%} of the expert's states have a state of the pile nearby.</p>"
     )
+
+
+def known_bad(seen: Mapping[str, Any]) -> str:
+    bad = seen.get("bad")  # diagnoses of before have none
+    return "" if bad is None else f'<p class="said">{escape(printable(str(bad["text"])))}</p>'
 
 
 def best_and_worst(content: Mapping[str, Any]) -> str:

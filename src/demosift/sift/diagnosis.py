@@ -10,6 +10,7 @@ recording misleads both.
     another state                            in between       (Theorem 4: no harm, and not much help)
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,7 +197,7 @@ def diagnose(
 def in_words(summary: dict[str, Any]) -> list[str]:
     """A few lines for a terminal."""
     like, effective, states = (summary[key] for key in ("expert_like", "effective_sample_size", "states"))
-    samples, held_out = summary["samples"], summary["held_out"]
+    samples, held_out, bad = summary["samples"], summary["held_out"], summary.get("bad")
     return [
         f"advice: {summary['headline']}",
         f"  {summary['reason']}",
@@ -207,8 +208,20 @@ def in_words(summary: dict[str, Any]) -> list[str]:
         "have a neighbour in the pile",
         f"discriminator: held-out AUC against the pile {held_out['auc']:.3f} (about {1 - like['share'] / 2:.2f} is the "
         f"most with that many expert-like rows), calibration error {held_out['calibration_error']:.3f}",
+        *([] if bad is None else [f"bad: {bad['text']}"]),
         *(f"warning: {warning['text']}" for warning in summary["warnings"]),
     ]
+
+
+def judge_bad(bad: Mapping[str, Any]) -> dict[str, Any]:
+    """What data that are known to be bad have told, in numbers and in words."""
+    told = {name: bad[name] for name in ("episodes", "rows", "auc", "like_bad")}
+    text = (
+        f"{bad['rows']:,} rows of {bad['episodes']:,} episodes are known to be bad; held out, they are told from the "
+        f"pile's with an AUC of {bad['auc']:.2f}. {bad['like_bad']:.0%} of the pile's rows look like them and lose "
+        "weight."
+    )
+    return {**told, "text": text}
 
 
 def repeated_rows(copies: Copies) -> list[float]:

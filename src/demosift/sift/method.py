@@ -5,7 +5,8 @@
 
 Drawing rows by weight instead of weighting the loss has the same expectation and less noise where weights are uneven.
 The two halves are apart: any scorer gives the weights, and the cloner is that of every other method
-(`learning.cloning`). Where the data come with weights, these are used.
+(`learning.cloning`). Where the data come with weights, these are used; where they come with a set that is known to be
+bad, `score` weighs down what looks like it.
 """
 
 from dataclasses import replace
@@ -17,21 +18,16 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.algorithms.bc import State, clone_evenly
-from demosift.files import digest as digest_arrays
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import ROBUST, Cloner, init_cloner
+from demosift.learning.fit import digest_rows
 from demosift.learning.networks import Policy
 from demosift.registry import SCORERS
-from demosift.types import Dataset, Demonstrations, InputError, Transitions
+from demosift.types import Demonstrations, InputError, Transitions
 
 KNOWN: dict[tuple[str, ...], Float[np.ndarray, "rows"]] = {}
 """Weights of this process, so that the cells of a grid that share their data are scored once."""
-
-
-def digest(data: Dataset) -> str:
-    transitions = data.transitions
-    return digest_arrays({"obs": transitions.obs, "action": transitions.action, "ends": data.episode_ends})
 
 
 @algorithm
@@ -44,6 +40,7 @@ class Sift:
     )
     needs_supplementary: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
+    takes_bad: ClassVar[bool] = True
 
     learning_rate: float = 1e-3
     scorer: str = "contrast"
@@ -67,11 +64,12 @@ class Sift:
             if len(weight) != len(data.expert) + len(data.supplementary):
                 raise InputError(f"{folder}: the scores are of other data; choose another folder")
             return replace(data, weight=weight)
-        key = (self.scorer, *(digest(part) for part in (data.expert, data.supplementary)))
+        parts = (data.expert, data.supplementary, data.bad)
+        key = (self.scorer, *(digest_rows(part) for part in parts if part is not None))
         if folder is not None or key not in KNOWN:
             from demosift.sift.scoring import score  # here: a machine that only trains may lack what scoring needs
 
-            KNOWN[key] = score(data.expert, data.supplementary, scorer=self.scorer, out=folder).weight
+            KNOWN[key] = score(*parts[:2], bad=data.bad, scorer=self.scorer, out=folder).weight
         return replace(data, weight=KNOWN[key])
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:

@@ -40,7 +40,7 @@ from demosift.sift.calibration import (
     segment_quantiles,
 )
 from demosift.sift.context import weigh_in_context
-from demosift.sift.diagnosis import diagnose, in_words
+from demosift.sift.diagnosis import diagnose, in_words, judge_bad
 from demosift.sift.finish import EARLY, measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
@@ -329,6 +329,8 @@ def _score(
             warnings.append("rows that are known to be bad cannot be told from the pile's: they changed no weight")
     quality = held_out_quality(found.alone, found.plan, num_expert)
     diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed)
+    if known_bad is not None:
+        diagnosis["bad"] = judge_bad(known_bad)
     if agreement is not None:
         warnings.insert(0, NOBODY)
     finish = measure_finish(sources, how.seed)
