@@ -344,6 +344,7 @@ def run_score(options: argparse.Namespace) -> Answer:
         actions=options.actions,
         features=features_of(options),
         state=not options.without_state,
+        task_column=options.task_column,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"

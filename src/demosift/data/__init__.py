@@ -42,6 +42,7 @@ __all__ = [
     "read_dataset",
     "split_episodes",
     "take_episodes",
+    "tasks_of",
     "without_episodes",
     "write_dataset",
     "write_hdf5",
@@ -136,6 +137,22 @@ def episodes_where(source: Source, condition: str) -> Episodes:
         told = ", ".join(sorted({str(value)[:20] for value in facts.values()})[:5])
         raise InputError(f"{place}: {condition}: true of no episode; {name} is {told}")
     return Episodes.of(numbers)
+
+
+def tasks_of(source: Source, column: str | None = None) -> dict[int, str]:
+    """The task of every episode, by the episode's number; empty where the data have one task, or name none.
+
+    `column`: a column whose last value says it, an attribute or a filter key, in place of what the format itself says.
+    """
+    place, _ = split_options(source)
+    found = format_of(source)
+    if column is None:
+        return {} if found.tasks is None else dict(found.tasks(place))
+    facts = {} if found.facts is None else found.facts(place, column)
+    if not facts:
+        raise InputError(f"{place}: {column}: no such column, attribute or filter key that names tasks")
+    texts = (value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in facts.values())
+    return dict(zip(facts, texts, strict=True))
 
 
 def split_episodes(source: Source | Dataset, numbers: Sequence[int]) -> tuple[Source | Dataset, Source | Dataset]:

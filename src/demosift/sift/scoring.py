@@ -6,6 +6,7 @@ row is at least as common in the expert's data as in the union.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.algorithms import facts
-from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, without_episodes
+from demosift.data import RowSource, digest_source, open_pair, open_rows, split_episodes, tasks_of, without_episodes
 from demosift.data.actions import ActionMode
 from demosift.data.checks import check_state
 from demosift.data.features import FeatureRows
@@ -29,7 +30,7 @@ from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
 from demosift.report.statistics import probability_greater, sample_std
-from demosift.results.scores import merit
+from demosift.results.scores import TASK, merit, standing
 from demosift.sift.agreement import Agreement, measure_agreement
 from demosift.sift.calibration import (
     LOG_LIMIT,
@@ -98,7 +99,12 @@ class Scored:
             f"held out: expert against union AUC {quality['auc']:.3f}, log loss {quality['log_loss']:.3f}",
         ]
         warnings = [f"warning: {warning}" for warning in summary["warnings"]]
-        return "\n".join([*lines, *in_words(summary["diagnosis"]), *warnings])
+        tasks = summary.get("tasks", [])
+        by = [sum(task["by"] == kind for task in tasks) for kind in ("the expert", "agreement", "nothing")]
+        told = (
+            f"{len(tasks)} tasks, each by itself: {by[0]} against its expert, {by[1]} by agreement, {by[2]} not scored"
+        )
+        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *warnings])
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
@@ -113,9 +119,9 @@ class Scored:
         mean_log = mean(np.log(self.weight))
         quantiles = segment_quantiles(self.weight, starts, QUANTILES)
         rank = np.empty(len(starts), np.int64)
-        best = merit(mean_log, self.columns.get("finish"))
+        best, task = merit(mean_log, self.columns.get("finish")), self.columns.get(TASK)
         for part in (slice(self.num_expert_episodes), slice(self.num_expert_episodes, None)):
-            own = best[part]
+            own = standing(best[part], None if task is None else task[part])
             rank[part][np.argsort(-own, kind="stable")] = np.arange(1, len(own) + 1)
         return {
             "source": np.repeat(SOURCES, [self.num_expert_episodes, len(starts) - self.num_expert_episodes]),
@@ -161,6 +167,7 @@ def score(
     actions: ActionMode = "check",
     features: Cameras | Sequence[Any] | None = None,
     state: bool = True,
+    task_column: str | None = None,
     progress: bool | None = None,
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
@@ -176,6 +183,9 @@ def score(
     `features`: `Cameras` adds what pictures show to the states; so does a file or an array of your own with a row for
     each row of a dataset, one for each dataset in the order expert, supplementary, bad. With `state` False they take
     the state's place.
+
+    A dataset of several tasks is scored task by task (`by_task`): LeRobot's own tasks, or those that `task_column`
+    tells apart. "none" scores all of it together.
     """
     _check_request(members, folds, seed, threshold)
     scorer = make_scorer(scorer) if isinstance(scorer, str) else scorer
@@ -185,7 +195,16 @@ def score(
         joiner = make_joiner(expert, supplementary, bad, features, state, progress)
         watch.lap("features")
         how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner)
-        scored = _score(expert, supplementary, bad, how, watch)
+        tasks = find_tasks(expert, supplementary, bad, task_column)
+        if tasks is None:
+            scored = _score(expert, supplementary, bad, how, watch)
+        else:
+            from demosift.sift.by_task import score_tasks  # which merges what this module makes
+
+            assert not isinstance(expert, Dataset)
+            assert not isinstance(supplementary, Dataset)
+            one = functools.partial(_score, how=how, watch=watch)
+            scored = score_tasks(tasks, expert, supplementary, bad, how, one)
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
@@ -197,6 +216,33 @@ def _check_request(members: int, folds: int, seed: int, threshold: float) -> Non
     FOLDS.check("score: folds", folds)
     SEED.check("score: seed", seed)
     POSITIVE.check("score: threshold", threshold)
+
+
+class Labels(NamedTuple):
+    """The tasks of the episodes of each set, by the episodes' numbers."""
+
+    expert: Mapping[int, str]
+    supplementary: Mapping[int, str]
+    bad: Mapping[int, str]
+
+
+def find_tasks(
+    expert: Source | Dataset | None,
+    supplementary: Source | Dataset,
+    bad: Source | Dataset | None,
+    column: str | None,
+) -> Labels | None:
+    """None where there is one task, or nobody says which there are. Data in memory name no tasks."""
+    if column == "none":
+        return None
+    sets = (expert, supplementary, bad)
+    known = [{} if each is None or isinstance(each, Dataset) else tasks_of(each, column) for each in sets]
+    together = set(known[1].values()) | set(known[0].values())
+    if not known[1] or len(together) < 2 or (expert is not None and not known[0]):
+        if column is not None:
+            raise InputError(f"score: {column}: tells no tasks apart in the data")
+        return None
+    return Labels(*known)
 
 
 def make_joiner(
@@ -466,8 +512,9 @@ def find_warnings(union: Union) -> list[str]:
     return found
 
 
-def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -> dict[str, Any]:
-    hashes = known.hashes
+def describe_source(given: Source | Dataset, source: RowSource, known: Survey | None = None) -> dict[str, Any]:
+    """`known`: what was seen of a source that is in memory."""
+    hashes = np.array([]) if known is None else known.hashes
     if isinstance(source, FeatureRows):  # what is described is the data, whatever was added to it
         source = source.rows
         if isinstance(given, Dataset):
