@@ -103,6 +103,7 @@ def test_tasks_without_an_expert(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [one["by"] for one in answer["tasks"]] == ["the expert", "agreement"]
     assert any("1 of 2 tasks ('task 1') has no expert episode: scored by agreement" in w for w in answer["warnings"])
     read = read_scores(source, tmp_path / "a")
+    assert read.settled is not None
     assert np.flatnonzero(read.settled).tolist() == [0, 2]  # nobody named those that stood in for an expert
     odd = np.flatnonzero(read.numbers % 2)
     assert read.numbers[odd[np.argmin(read.merit[odd])]] == 11

@@ -1,6 +1,7 @@
 """The part of the page of scores that shows episodes: the best, the worst and the hardest to tell, and the ranking."""
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,20 +20,61 @@ or for the next round: <code>demosift score DATASET --expert-episodes FILE --bad
 <p><button type="button" id="download">Download decisions</button> <span id="decided" class="faint"></span></p></div>"""
 
 
+def highlighted(content: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """The episodes that the page shows first, by the kind of their card; none of a pile of one."""
+    shown = content["episodes"]["supplementary"]["shown"]
+    few = min(HIGHLIGHTED, len(shown) // 2)
+    if not few:
+        return {kind: [] for kind in ("good", "bad", "unsure", "reference")}
+    doubtful = math.log(10) * scale_of(content)["middle"]
+    by_doubt = sorted(shown[few:-few], key=lambda one: abs(math.log(max(float(one["typical"]), 1e-9)) - doubtful))
+    return {
+        "good": list(shown[:few]),
+        "bad": list(shown[::-1][:few]),
+        "unsure": by_doubt[:few] if len(by_doubt) >= few else [],
+        "reference": list(content["episodes"]["expert"]["shown"][:3]),
+    }
+
+
 def best_and_worst(content: Mapping[str, Any]) -> str:
     """The pile's best and worst episodes, and some of the expert's own, as strips; nothing for a pile of one."""
-    supplementary, expert = content["episodes"]["supplementary"], content["episodes"]["expert"]
-    shown, names = supplementary["shown"], supplementary["origins"]
-    few = min(HIGHLIGHTED, len(shown) // 2)
-    doubtful = math.log(10) * scale_of(content)["middle"]
-    if not few:
+    chosen, episodes = highlighted(content), content["episodes"]
+    names, films = episodes["supplementary"]["origins"], content.get("films")  # pages without cameras have none
+    if not chosen["good"]:
         return ""
-    by_doubt = sorted(shown[few:-few], key=lambda one: abs(math.log(max(float(one["typical"]), 1e-9)) - doubtful))
-    unsure = card("Hardest to tell", by_doubt[:few], names, "unsure") if len(by_doubt) >= few else ""
-    own = card("The expert's own, for comparison", expert["shown"][:3], expert["origins"], "reference", False)
-    best = card("Best of the pile", shown[:few], names, "good")
-    worst = card("Worst of the pile", shown[::-1][:few], names, "bad")
-    return f'<div class="cards">{best}{worst}</div><div class="cards">{unsure}{own}</div>'
+    of_pile, of_expert = (None if films is None else films[role] for role in ("supplementary", "expert"))
+    unsure = card("Hardest to tell", chosen["unsure"], names, "unsure", of_pile) if chosen["unsure"] else ""
+    own = card(
+        "The expert's own, for comparison",
+        chosen["reference"],
+        episodes["expert"]["origins"],
+        "reference",
+        of_expert,
+        told=False,
+    )
+    best = card("Best of the pile", chosen["good"], names, "good", of_pile)
+    worst = card("Worst of the pile", chosen["bad"], names, "bad", of_pile)
+    said = "" if films is None else film_note(films)
+    return f'{said}<div class="cards">{best}{worst}</div><div class="cards">{unsure}{own}</div>'
+
+
+def film_note(films: Mapping[str, Any]) -> str:
+    cameras = ", ".join(printable(str(name)) for name in films["cameras"])
+    text = f"Above a strip: {int(films['pictures'])} pictures from the episode's first step to its last ({cameras})."
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def film_of(films: Mapping[str, Any] | None, one: Mapping[str, Any]) -> str:
+    """An episode's film strips, one of each camera. What a file calls a picture is letters and digits, or refused."""
+    number = int(one["episode"])
+    parts = []
+    for text in () if films is None else films.get(str(number), ()):
+        if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", text, re.ASCII):
+            raise ValueError("not a picture")
+        parts.append(
+            f'<img class="film" alt="film of episode {number}, first step to last" src="data:image/jpeg;base64,{text}">'
+        )
+    return "".join(parts)
 
 
 def scale_of(content: Mapping[str, Any]) -> dict[str, float]:
@@ -124,10 +166,17 @@ def level_text(text: str) -> str:
     return text
 
 
-def card(title: str, episodes: Sequence[Mapping[str, Any]], names: Sequence[str], kind: str, told: bool = True) -> str:
+def card(
+    title: str,
+    episodes: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    kind: str,
+    films: Mapping[str, Any] | None,
+    told: bool = True,
+) -> str:
     items = []
     for one in episodes:
         origin = f" · {escape(origin_name(one, names))}" if told and "origin" in one else ""
         said = f"<b>Episode {int(one['episode'])}</b><span>{float(one['kept']):.0%} kept{origin}</span>"
-        items.append(f"<li><p>{said}</p>{canvas(one)}</li>")
+        items.append(f"<li><p>{said}</p>{film_of(films, one)}{canvas(one)}</li>")
     return f'<div class="card {kind}"><h3>{title}</h3><ul>{"".join(items)}</ul></div>'

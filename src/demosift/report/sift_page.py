@@ -100,7 +100,7 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
         f'<script type="application/json" id="sift">{embed(for_script(summary, content))}</script>',
     ]
     script = asset("page.js") + asset("strips.js") + asset("sift_page.js")
-    return document(title, body, asset("page.css") + asset("sift_page.css"), script)
+    return document(title, body, asset("page.css") + asset("sift_page.css"), script, pictures="films" in content)
 
 
 def kept_section(scores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[str, list[str]]:

@@ -42,6 +42,7 @@ from demosift.sift.calibration import (
 )
 from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words, judge_bad
+from demosift.sift.films import make_films
 from demosift.sift.finish import EARLY, measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
@@ -205,10 +206,22 @@ def score(
             assert not isinstance(supplementary, Dataset)
             one = functools.partial(_score, how=how, watch=watch)
             scored = score_tasks(tasks, expert, supplementary, bad, how, one)
+        if not isinstance(expert, Dataset) and not isinstance(supplementary, Dataset):
+            scored = with_films(scored, features.names if isinstance(features, Cameras) else ())
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
     return dataclasses.replace(scored, seconds=watch.seconds)
+
+
+def with_films(scored: Scored, names: Sequence[str]) -> Scored:
+    """The scores with pictures for their page, where the data have some; a video that is broken is a warning."""
+    summary = dict(scored.summary)
+    films, wrong = make_films(scored.page, summary["expert"]["path"], summary["supplementary"]["path"], names)
+    if wrong is not None:
+        summary["warnings"] = [*summary["warnings"], wrong]
+    page = scored.page if films is None else {**scored.page, "films": films}
+    return dataclasses.replace(scored, summary=summary, page=page)
 
 
 def _check_request(members: int, folds: int, seed: int, threshold: float) -> None:
