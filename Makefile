@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # By file, since its tests share compiled programs; in the order of tests/conftest.py, which starts the longest first.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all docs bench dist versions fuzz clean
+.PHONY: demo test test-all test-neighbours docs bench dist versions fuzz clean
 
 demo: $(VENV)/.ready
 	@rm -rf demo
@@ -39,6 +39,16 @@ PYTHONS ?= python3.11 python3.12 python3.13
 versions: $(VENV)/.ready
 	$(BIN)/python benchmarks/versions.py $(PYTHONS)
 
+# The real lerobot and robomimic, each in an environment of its own below .neighbours, open what demosift writes and train
+# a step on it. Gigabytes are installed, mostly CUDA: with TORCH='torch torchvision --index-url ADDRESS' PyTorch comes from
+# an index of builds for processors alone. The newest lerobot needs Python 3.12; NEIGHBOURS='--only robomimic' asks some.
+TORCH ?=
+NEIGHBOUR_PYTHON ?= python3.12
+OLD_NEIGHBOUR_PYTHON ?= python3.11
+NEIGHBOURS ?=
+test-neighbours: $(VENV)/.ready
+	$(BIN)/python tests/neighbours/check.py --torch "$(TORCH)" --python $(NEIGHBOUR_PYTHON) --old-python $(OLD_NEIGHBOUR_PYTHON) $(NEIGHBOURS)
+
 FUZZ_SECONDS ?= 300
 # Damaged and hostile files of every format; what fails is kept as a test. FUZZ_SECONDS says for how long.
 fuzz: $(VENV)/.ready
@@ -54,4 +64,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo site build dist
+	rm -rf $(VENV) demo site build dist .neighbours

@@ -345,7 +345,8 @@ def test_decisions_filter(tmp_path: Path):
     assert table["index"].to_pylist() == list(range(len(PILE)))
     command = (Path(done.out) / "delete_episodes.txt").read_text()
     dropped = [0, 4, *range(GOOD + 1, GOOD + BAD)]
-    assert command.endswith(f'--operation.type delete_episodes --operation.episode_indices "{dropped}"\n')
+    operation = f'--operation.type delete_episodes --operation.episode_indices "{dropped}"'
+    assert command == f"lerobot-edit-dataset --repo_id ID {operation}\n"
     for cut in json.loads((Path(done.out) / "cuts.json").read_text())["cuts"]:
         assert 0 <= cut["start"] < cut["stop"] <= STEPS
     frames = filter_dataset(source, out, f"lerobot:{tmp_path / 'cut'}", frames=True)

@@ -248,13 +248,15 @@ class Demonstrations:
 
     `weight` is how much each row of the union is worth imitating, if that was decided before training.
     `expert_actions` False: nobody knows what the expert did. Its actions are then zeros in the units of the
-    supplementary set's, whatever they were, so that nothing can depend on them.
+    supplementary set's, whatever they were, so that nothing can depend on them. `bad` is a set that is known to be bad:
+    nobody imitates it, and rows that look like it are worth less.
     """
 
     expert: Dataset
     supplementary: Dataset | None = None
     weight: Float[np.ndarray, "rows"] | None = None
     expert_actions: bool = True
+    bad: Dataset | None = None
 
     def __post_init__(self) -> None:
         if not self.expert_actions:

@@ -22,9 +22,11 @@ from demosift.errors import InputError
 if TYPE_CHECKING:
     from demosift.learning.algorithm import Algorithm
 
-PATHS = ("expert", "supplementary", "scores", "replay", "out", "tensorboard")
-WHICH_DATA = ("task", "expert", "supplementary", "expert_observations", "scores", "actions")
-WHICH_DATA += ("pool", "disjoint", "replay", "expert_trajectories")
+PATHS = ("expert", "supplementary", "bad", "scores", "replay", "out", "tensorboard")
+LIST = "bad-episodes"  # numbers, or a file of them
+OF_FILES = ("expert", "supplementary", "bad", LIST)
+WHICH_DATA = ("task", *OF_FILES, "expert-observations", "scores", "actions")
+WHICH_DATA += ("pool", "disjoint", "replay", "expert-trajectories")
 # Not repeated: where it went, and what does not change a run. The recipe is told by the settings that it names.
 UNTOLD = ("out", "resume", "json", "debug", "tensorboard", "wandb", "recipe")
 COMMENT = (
@@ -58,18 +60,18 @@ class Request:
         """Whether the command line left the file's choice of data as it is."""
         names = (*WHICH_DATA, *(("seed", "seeds") if options.task else ()))  # a task is drawn anew for each seed
         # An earlier release told no flag that is off now.
-        told = {name: self.values.get(name.replace("_", "-")) for name in names}
+        told = {name.replace("-", "_"): self.values.get(name) for name in names}
         return all((vars(options).get(name) or None) == (value or None) for name, value in told.items())
 
 
 def read_request(arguments: Sequence[str]) -> Request:
     """What the file asks for that `--config` or `--from` names, if one does."""
     peek = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, exit_on_error=False)
-    for name in ("config", "from", "task", "expert", "supplementary", "recipe", "env"):
+    for name in ("config", "from", "task", *OF_FILES, "recipe", "env"):
         peek.add_argument(f"--{name}")
     peek.add_argument("--env-arg", dest="env-arg", nargs="+")
     try:
-        given = vars(peek.parse_known_args(arguments)[0])
+        given = {name.replace("_", "-"): value for name, value in vars(peek.parse_known_args(arguments)[0]).items()}
     except argparse.ArgumentError:  # the parser of all flags will say it
         return Request()
     config, origin = given.get("config"), given.get("from")
@@ -87,8 +89,8 @@ def read_request(arguments: Sequence[str]) -> Request:
     if algorithm is not None:
         algorithm = check_algorithm(algorithm, str(path))
     # What the command line names, and what of the file it replaces.
-    instead = {"task": ("expert", "supplementary"), "expert": ("task",), "supplementary": ("task",)}
-    instead |= {"env": ("env", "env-arg"), "env-arg": ("env-arg",)}
+    instead = {"task": OF_FILES, "expert": ("task",), "supplementary": ("task",)}
+    instead |= {"bad": (LIST,), LIST: ("bad",), "env": ("env", "env-arg"), "env-arg": ("env-arg",)}
     instead["recipe"] = tuple(name.replace("_", "-") for recipe in RECIPES.values() for name in recipe)
     dropped = {other for name in given.keys() & instead.keys() for other in instead[name]}
     return Request(str(path), {k: v for k, v in values.items() if k not in dropped}, algorithm, origin)
@@ -114,6 +116,9 @@ def read_file(path: Path) -> dict[str, Any]:
     moved = {
         name: move(value, path.parent, Path()) for name in PATHS if isinstance(value := values.get(name), str) and value
     }
+    listed = values.get(LIST)
+    if isinstance(listed, str) and (path.parent / listed).is_file():
+        moved[LIST] = move(listed, path.parent, Path())
     return {**values, **moved}
 
 

@@ -288,6 +288,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--supplementary", help="the supplementary data, in any of the same forms")
     add("--bad", help="data that are known to be bad: rows that look like them weigh less")
     add("--bad-episodes", metavar="LIST", help="the dataset's episodes that are known to be bad")
+    about = "column, attribute or filter key that says which task an episode is of: each task is scored by itself; "
+    about += "none for all together (default: LeRobot's tasks)"
+    add("--task-column", metavar="NAME", help=about)
     add("--out", required=True, help="folder for the scores and report.html")
     add("--scorer", default="contrast", metavar="NAME", help="a scorer of docs/sift.md (default: contrast)")
     add("--members", type=within(MEMBERS), default=3, help="independent estimates of each weight (default: 3)")
@@ -508,6 +511,9 @@ def add_algorithms(train: Parser, arguments: Sequence[str]) -> None:
         add_observations(sub)
         if each.takes_weights:
             add("--scores", metavar="DIR", help="folder of weights that score wrote, used as they are")
+        about = "data that are known to be bad: rows that look like them are worth less"
+        add("--bad", help=f"{about}{'' if each.takes_bad else ' (refused: this method cannot use them)'}")
+        add("--bad-episodes", metavar="LIST", help="the supplementary data's episodes that are known to be bad")
         add("--out", required=True, help="folder for the run")
         about = "TOML file with the names and values of flags; those of the command line win"
         add("--config", metavar="FILE", help=about)

@@ -16,6 +16,7 @@ from demosift.types import Demonstrations, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
     from demosift.algorithms import Algorithm
+    from demosift.data.formats import Source
     from demosift.policy import Actor
     from demosift.vision.embedding import Cameras
 
@@ -268,6 +269,8 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
 
     if options.task and (options.expert or options.supplementary):
         raise InputError("train: give --task, or --expert and --supplementary, not both")
+    if options.task and (options.bad or options.bad_episodes):
+        raise InputError("train: --bad and --bad-episodes go with --expert and --supplementary")
     scores = getattr(options, "scores", None)
     if scores and not (options.expert and options.supplementary):
         raise InputError("train: --scores: needs --expert and --supplementary, the files that were scored")
@@ -278,13 +281,33 @@ def read_training_data(options: argparse.Namespace, seeds: list[int]) -> list[De
         return [dataclasses.replace(task, expert_actions=not options.expert_observations) for task in tasks]
     if not options.expert:
         raise InputError("train: needs --task TASK, or --expert FILE (and --supplementary FILE for all but bc)")
+    supplementary, bad = bad_set(options)
+    if scores and bad is not None:
+        raise InputError("train: --scores: bad data no longer change these weights; give them to score")
     unknown = options.expert_observations
-    data = load(options.expert, options.supplementary, actions=options.actions, expert_observations=unknown)
+    data = load(options.expert, supplementary, actions=options.actions, expert_observations=unknown, bad=bad)
     if scores:
         from demosift.sift.filtering import with_scores
 
         data = with_scores(data, options.expert, options.supplementary, scores)
     return [data]
+
+
+def bad_set(options: argparse.Namespace) -> "tuple[Source | None, Source | None]":
+    """The supplementary set without the episodes that are known to be bad, and these; or a bad set of its own."""
+    from demosift.data import take_episodes, without_episodes
+    from demosift.data.decisions import read_episodes
+
+    if options.bad and options.bad_episodes:
+        raise InputError("train: give --bad or --bad-episodes, not both")
+    if not options.bad_episodes:
+        return options.supplementary, options.bad
+    if not options.supplementary:
+        raise InputError("train: --bad-episodes: are episodes of the supplementary data; give --supplementary")
+    chosen = read_episodes(without_episodes(options.supplementary), options.bad_episodes, "drop")
+    options.bad_episodes = str(chosen)  # as run.toml tells it: a file of numbers may change
+    taken, others = take_episodes(options.supplementary, chosen)
+    return others, taken
 
 
 def check_same_data(origin: str, data: list[Demonstrations]) -> None:
@@ -366,6 +389,7 @@ def run_score(options: argparse.Namespace) -> Answer:
         features=features_of(options),
         state=not options.without_state,
         expert_observations=options.expert_observations,
+        task_column=options.task_column,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"

@@ -55,6 +55,8 @@ __all__ = [
     "read_dataset",
     "reserve_target",
     "split_episodes",
+    "take_episodes",
+    "tasks_of",
     "without_episodes",
     "write_dataset",
     "write_hdf5",
@@ -96,25 +98,28 @@ def load(
     actions: ActionMode = "check",
     max_episode_steps: int | None = None,
     expert_observations: bool = False,
+    *,
+    bad: Source | Dataset | None = None,
 ) -> Demonstrations:
     """Reads the expert set and, where given, the supplementary set, and checks that they belong together.
 
-    Each is a source that `read_dataset` takes, or a `Dataset`. Both get the same action units: bounds or a number of
-    actions that only one of them states hold for both, and "rescale" uses the range of both together. With
+    Each is a source that `read_dataset` takes, or a `Dataset`. All get the same action units: bounds or a number of
+    actions that only one of them states hold for all, and "rescale" uses the range of all together. With
     `expert_observations` the expert's actions are unknown: its source need not have any, and what it has is ignored.
+    `bad`: data that are known to be bad, which sift uses.
     """
     if expert_observations and supplementary is None:
         raise InputError("expert_observations: needs a supplementary set too, for only its actions can be cloned")
-    sources = [expert] if supplementary is None else [expert, supplementary]
+    if bad is not None and supplementary is None:
+        raise InputError("bad: tells which rows of the supplementary set to trust less; give that set too")
+    sources = [source for source in (expert, supplementary, bad) if source is not None]
     unknown = 0 if expert_observations else None
     recordings = [_record(source, actions, number != unknown) for number, source in enumerate(sources)]
     if expert_observations:
-        recordings[0] = with_actions_like(*recordings)
-    bounds, num_actions = None, None
-    if len(recordings) == 2:
-        a, b = recordings
-        check_same_keys(a, b)
-        bounds, num_actions = shared_action_space(a, b, actions)
+        recordings[0] = with_actions_like(*recordings[:2])
+    for other in recordings[1:]:
+        check_same_keys(recordings[0], other)
+    bounds, num_actions = shared_action_space(recordings, actions) if len(recordings) > 1 else (None, None)
     datasets = []
     for number, (source, recording) in enumerate(zip(sources, recordings, strict=True)):
         changed = actions == "rescale" or max_episode_steps is not None or number == unknown
@@ -124,9 +129,11 @@ def load(
             # What stands in for unknown actions is another file's: that file's own rows are checked.
             mode = "clip" if number == unknown and actions == "check" else actions
             datasets.append(_assemble(source, recording, mode, max_episode_steps, bounds, num_actions))
-    if len(datasets) == 2:
-        check_pair(*datasets)
-    return Demonstrations(*datasets, expert_actions=not expert_observations)
+    for other in datasets[1:]:
+        check_pair(datasets[0], other)
+    return Demonstrations(
+        *datasets[:2], expert_actions=not expert_observations, bad=None if bad is None else datasets[2]
+    )
 
 
 def open_rows(
@@ -146,7 +153,7 @@ def open_pair(
     a, b = (open_rows(source, actions, max_episode_steps) for source in (expert, supplementary))
     if isinstance(a, FileRows) and isinstance(b, FileRows):
         check_same_keys(a, b)
-        bounds, num_actions = shared_action_space(a, b, actions)
+        bounds, num_actions = shared_action_space((a, b), actions)
         a, b = a.with_actions(bounds, num_actions), b.with_actions(bounds, num_actions)
     check_pair(a, b)
     return a, b
@@ -180,17 +187,43 @@ def episodes_where(source: Source, condition: str) -> Episodes:
     return Episodes.of(numbers)
 
 
+def tasks_of(source: Source, column: str | None = None) -> dict[int, str]:
+    """The task of every episode, by the episode's number; empty where the data have one task, or name none.
+
+    `column`: a column whose last value says it, an attribute or a filter key, in place of what the format itself says.
+    """
+    place, _ = split_options(source)
+    found = format_of(source)
+    if column is None:
+        return {} if found.tasks is None else dict(found.tasks(place))
+    facts = {} if found.facts is None else found.facts(place, column)
+    if not facts:
+        raise InputError(f"{place}: {column}: no such column, attribute or filter key that names tasks")
+    texts = (value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in facts.values())
+    return dict(zip(facts, texts, strict=True))
+
+
 def split_episodes(source: Source | Dataset, numbers: Sequence[int]) -> tuple[Source | Dataset, Source | Dataset]:
     """The episodes with these numbers, and the other ones, each as a source."""
     taken = Episodes.of(numbers)
     if isinstance(source, Dataset):
         counted = np.arange(len(source.episode_ends))
         return choose_episodes(source, counted, taken), choose_episodes(source, counted, taken.others)
+    return take_episodes(source, taken)
+
+
+def take_episodes(source: Source, taken: Episodes) -> tuple[str, str]:
+    """These episodes of a source, which may itself name episodes, and its other ones."""
     chosen, place = chosen_episodes(source), without_episodes(source)
     if chosen is None:
         return name_episodes(place, taken), name_episodes(place, taken.others)
     own = Episodes.parse(*chosen)
+    absent = own.overlap(taken) if own.without else taken.less(own).first
+    if absent is not None:
+        raise InputError(f"{os.fspath(source)}: episode {absent} is not one of these")
     others = own.joined(taken) if own.without else own.less(taken)
+    if not others.stretches:
+        raise InputError(f"{os.fspath(source)}: all its episodes are named, so that none is left")
     return name_episodes(place, taken), name_episodes(place, others)
 
 

@@ -4,6 +4,8 @@ Files hold actions in the environment's own units. Where its bounds are known, `
 and back on writing.
 """
 
+import functools
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -23,20 +25,26 @@ def check_mode(mode: str, name: str = "actions") -> None:
         raise InputError(f"{name}: {mode!r} is unknown; choose check, clip or rescale")
 
 
-def shared_action_space(a: Stated, b: Stated, mode: ActionMode) -> tuple[Bounds | None, int | None]:
-    """The bounds or the number of actions of both files; neither where they differ in kind, which is checked later."""
-    if a.discrete and b.discrete:
-        stated = {file.num_actions for file in (a, b) if file.num_actions is not None}
-        if len(stated) == 2:
+def shared_action_space(files: Sequence[Stated], mode: ActionMode) -> tuple[Bounds | None, int | None]:
+    """The bounds or the number of actions of all files; neither where they differ in kind, which is checked later."""
+    if all(file.discrete for file in files):
+        stated = {file.num_actions for file in files if file.num_actions is not None}
+        if len(stated) > 1:
             return None, None
-        return None, max(stated) if stated else max(count_actions(file.action_range()) for file in (a, b))
-    if a.discrete or b.discrete or a.action_columns != b.action_columns:
+        return None, max(stated) if stated else max(count_actions(file.action_range()) for file in files)
+    if any(file.discrete for file in files) or len({file.action_columns for file in files}) > 1:
         return None, None
     if mode == "rescale":
-        return a.action_range().joined(b.action_range()), None
-    if a.bounds is not None and b.bounds is not None and not a.bounds.close_to(b.bounds):
-        raise InputError(f"{b.source}: actions: bounds differ from those of {a.source}; use files of one environment")
-    return a.bounds or b.bounds, None
+        return functools.reduce(Bounds.joined, (file.action_range() for file in files)), None
+    shared, whose = None, ""
+    for file in files:
+        if shared is not None and file.bounds is not None and not shared.close_to(file.bounds):
+            raise InputError(
+                f"{file.source}: actions: bounds differ from those of {whose}; use files of one environment"
+            )
+        if shared is None:
+            shared, whose = file.bounds, file.source
+    return shared, None
 
 
 def scale_actions(

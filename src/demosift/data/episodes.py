@@ -55,6 +55,11 @@ class Episodes(NamedTuple):
     def others(self) -> Self:
         return self._replace(without=not self.without)
 
+    @property
+    def first(self) -> int | None:
+        """The smallest number that is named."""
+        return self.stretches[0][0] if self.stretches else None
+
     def joined(self, other: "Episodes") -> Self:
         """These stretches and the other's."""
         return self._replace(stretches=self.parse(f"{self},{other}").stretches)

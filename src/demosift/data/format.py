@@ -29,6 +29,7 @@ class Format:
     facts: Callable[[str, str], Mapping[int, Any]] | None = None  # of episodes, by number: a place and a fact's name
     options: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()  # of the files it writes, where a target needs no prefix
+    tasks: Callable[[str], Mapping[int, str]] | None = None  # of episodes, by number, where a place has several tasks
 
     def files_of(self, place: str) -> Sequence[Path]:
         """The files that the data at this place consist of."""

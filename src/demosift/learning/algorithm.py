@@ -80,6 +80,7 @@ class Algorithm(Method, Protocol):
     needs_supplementary: ClassVar[bool]  # true
     takes_weights: ClassVar[bool]  # false: weights that come with the data do not replace its own
     needs_expert_actions: ClassVar[bool]  # true; false: an expert of whom only observations are known will do
+    takes_bad: ClassVar[bool]  # false: data that are known to be bad tell it nothing
 
     @property
     def cloner(self) -> "Cloner | None":
@@ -257,6 +258,7 @@ def algorithm(cls: type[A]) -> type[A]:
         "needs_supplementary": True,
         "takes_weights": False,
         "needs_expert_actions": True,
+        "takes_bad": False,
         "cloner": None,
         "check": lambda self: None,
         "check_data": lambda self, data: None,

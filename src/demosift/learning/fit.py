@@ -33,6 +33,7 @@ from demosift.learning.algorithm import (
 from demosift.learning.cloning import with_own_decays
 from demosift.learning.held_out import HeldOut, choose, choose_held_out, without
 from demosift.learning.members import Precision, check_precision, every_member, fill, stated
+from demosift.learning.prepared import digest
 from demosift.learning.program import Program
 from demosift.learning.runner import (
     Bar,
@@ -285,6 +286,7 @@ def check_request(
         check_expert_actions(settings[0], source.expert_actions)
     if len({source.expert_actions for source in sources}) > 1:
         raise InputError("fit: the expert's actions are known in some of the datasets and unknown in others")
+    check_bad(settings[0], sources)
     check_weights(settings[0], sources)
     sizes = {(source.expert.obs_dim, source.expert.action_dim, source.expert.discrete) for source in sources}
     if len(sizes) > 1:
@@ -369,6 +371,19 @@ def check_weight_values(sources: Sequence[Demonstrations]) -> None:
         rows = len(source.expert) + len(source.supplementary or ())
         if weight.shape != (rows,) or not np.isfinite(weight).all() or (weight < 0).any() or not (weight > 0).any():
             raise InputError(f"fit: the weights must be {rows} finite numbers, none negative and not all zero")
+
+
+def check_bad(setting: Algorithm, sources: Sequence[Demonstrations]) -> None:
+    """Data that are known to be bad must have someone who uses them: nothing that is given is ignored."""
+    for source in sources:
+        if source.bad is None:
+            continue
+        if not setting.takes_bad:
+            takers = ", ".join(name for name, cls in REGISTRY.loaded().items() if cls.takes_bad)
+            raise InputError(f"{setting.name}: cannot use bad data ({source.bad.source}); {takers} can")
+        if source.weight is not None:
+            raise InputError("bad: the data come with weights, which bad data no longer change; give them to score")
+        check_pair(source.expert, source.bad)
 
 
 def with_weights(sources: Sequence[Demonstrations], weights: Sequence[Any]) -> list[Demonstrations]:
@@ -470,7 +485,9 @@ def describe_data(source: Demonstrations) -> Row:
     ends = hashlib.sha256()
     for part in parts.values():
         ends.update(b"none" if part is None else np.packbits(part.timeout).tobytes() + str(len(part)).encode())
-    given = {} if source.weight is None else {"weight_sha256": hashlib.sha256(source.weight.tobytes()).hexdigest()}
+    given: Row = {} if source.weight is None else {"weight_sha256": hashlib.sha256(source.weight.tobytes()).hexdigest()}
+    if source.bad is not None:
+        given["bad"] = {"sha256": digest(source.bad), "rows": len(source.bad), "episodes": source.bad.num_episodes}
     return {
         "sha256": sha.hexdigest(),
         "ends_sha256": ends.hexdigest(),

@@ -20,9 +20,14 @@ def asset(name: str, package: str = "demosift.report") -> str:
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def document(title: str, body: Sequence[str], style: str, script: str = "") -> str:
-    """The whole page. Even if text from a file reached it unescaped, the browser would run this script alone."""
+def document(title: str, body: Sequence[str], style: str, script: str = "", pictures: bool = False) -> str:
+    """The whole page. Even if text from a file reached it unescaped, the browser would run this script alone.
+
+    `pictures`: whether the page holds some, as data; none are ever loaded from elsewhere.
+    """
     sources = {"default": "'none'", "style": "'unsafe-inline'"}
+    if pictures:
+        sources["img"] = "data:"
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         sources["script"] = f"'sha256-{digest}'"

@@ -6,10 +6,8 @@ rows cost no more than a thousand. Nothing from a file reaches the page unescape
 """
 
 import json
-import math
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -23,18 +21,27 @@ from demosift.errors import printable
 from demosift.files import Unusable
 from demosift.report import numbers
 from demosift.report.chart import Axis, Chart, Line, embed, percent, render
-from demosift.report.document import asset, details, document, header, problem_box, write_page
+from demosift.report.document import asset, cell, details, document, header, problem_box, scrolled_table, write_page
 from demosift.report.groups import Methods, about
+from demosift.report.sift_episodes import (
+    best_and_worst,
+    episode_section,
+    level_text,
+    scale_attributes,
+    scale_of,
+    task_name,
+)
 from demosift.report.weights import shares, weight_chart
 from demosift.results.folder import REPORT
 from demosift.results.scores import PAGE, SUMMARY, read_page
 
-HIGHLIGHTED = 5  # best and worst episodes
 KEPT_CHARTS = 100  # the histograms of a run's scores count from here, after those of its weights
 UNIT = Axis(0.0, 1.0, [(0.0, "0"), (0.25, "0.25"), (0.5, "0.5"), (0.75, "0.75"), (1.0, "1")])
 ENDS = np.array([0.0, 1.0])
 IDEAL = Line("ideal", "ideal", "c0 d2", ENDS, ENDS, ["", ""], ["", ""], stops=np.array([]))
 
+RIGHT = ' class="n"'
+TASK_COLUMNS = {"Task": "", "Expert": RIGHT, "Pile": RIGHT, "Kept": RIGHT, "Expert-like": RIGHT, "By": "", "Advice": ""}
 DAMAGE = (
     KeyError,
     TypeError,
@@ -61,13 +68,6 @@ are drawn equally often. A scorer never sees rewards or origins.</li>
 </ul>"""
 
 
-DECIDE = """<div id="decide" hidden>
-<p class="said">Decide for yourself: click on an episode or press ↓; then <kbd>K</kbd> keeps it, <kbd>D</kbd> drops it,
-<kbd>U</kbd> takes that back, and ↑ and ↓ move on. The decisions are for <code>demosift filter --decisions FILE</code>,
-or for the next round: <code>demosift score DATASET --expert-episodes FILE --bad-episodes FILE</code>.</p>
-<p><button type="button" id="download">Download decisions</button> <span id="decided" class="faint"></span></p></div>"""
-
-
 def write_sift_page(folder: str | os.PathLike[str], methods: Methods) -> Path:
     """Write `report.html` into the folder, from the files that are in it."""
     folder = Path(folder)
@@ -88,7 +88,8 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
     body = [
         verdict(summary, seen, methods),
         problem_box("Before you believe it", list(map(str, warnings))),
-        f"<section><h2>What the pile is made of</h2>{sample_mix(seen)}</section>",
+        f"<section><h2>What the pile is made of</h2>{sample_mix(seen)}{known_bad(seen)}</section>",
+        task_section(summary.get("tasks")),  # where there are several
         episode_section(summary, content),
         weight_section(summary, content),
         map_section(content["map"], seen),
@@ -99,7 +100,7 @@ def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], met
         f'<script type="application/json" id="sift">{embed(for_script(summary, content))}</script>',
     ]
     script = asset("page.js") + asset("strips.js") + asset("sift_page.js")
-    return document(title, body, asset("page.css") + asset("sift_page.css"), script)
+    return document(title, body, asset("page.css") + asset("sift_page.css"), script, pictures="films" in content)
 
 
 def kept_section(scores: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[str, list[str]]:
@@ -132,7 +133,7 @@ def essentials(summary: Mapping[str, Any], content: Mapping[str, Any], place: in
     seen = summary["diagnosis"]
     chart = histogram_chart("Share of the rows of each set", content["histogram"], KEPT_CHARTS + place)
     return (
-        f'<p class="said">{escape(printable(str(seen["reason"])))}</p>{sample_mix(seen)}'
+        f'<p class="said">{escape(printable(str(seen["reason"])))}</p>{sample_mix(seen)}{known_bad(seen)}'
         f'<p class="said">{escape(kept_in_words(summary))}</p>{render(chart)}'
         f"<div {scale_attributes(content)}>{best_and_worst(content)}</div>"
     )
@@ -199,106 +200,28 @@ def sample_mix(seen: Mapping[str, Any]) -> str:
     )
 
 
-def best_and_worst(content: Mapping[str, Any]) -> str:
-    """The pile's best and worst episodes, and some of the expert's own, as strips; nothing for a pile of one."""
-    supplementary, expert = content["episodes"]["supplementary"], content["episodes"]["expert"]
-    shown, names = supplementary["shown"], supplementary["origins"]
-    few = min(HIGHLIGHTED, len(shown) // 2)
-    doubtful = math.log(10) * scale_of(content)["middle"]
-    if not few:
+def task_section(tasks: Sequence[Mapping[str, Any]] | None) -> str:
+    """What was found task by task: an expert's episodes are compared with the rest of their own task alone."""
+    if not tasks:
         return ""
-    by_doubt = sorted(shown[few:-few], key=lambda one: abs(math.log(max(float(one["typical"]), 1e-9)) - doubtful))
-    unsure = card("Hardest to tell", by_doubt[:few], names, "unsure") if len(by_doubt) >= few else ""
-    own = card("The expert's own, for comparison", expert["shown"][:3], expert["origins"], "reference", False)
-    best = card("Best of the pile", shown[:few], names, "good")
-    worst = card("Worst of the pile", shown[::-1][:few], names, "bad")
-    return f'<div class="cards">{best}{worst}</div><div class="cards">{unsure}{own}</div>'
+    head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in TASK_COLUMNS.items())
+    rows = []
+    for one in tasks:
+        counted = [f"{int(one[key]):,}" for key in ("expert_episodes", "supplementary_episodes")]
+        counted += [f"{float(one[key]):.0%}" if key in one else numbers.MISSING for key in ("kept", "expert_like")]
+        cells = [cell(name, text) for name, text in zip(list(TASK_COLUMNS)[1:5], counted, strict=True)]
+        said = str(one.get("headline", "Not scored: every row weighs 1."))
+        words = [cell("Task", task_name(one), "name"), *cells]
+        words += [cell("By", str(one["by"]), ""), cell("Advice", printable(said), "")]
+        rows.append(f"<tr>{''.join(words)}</tr>")
+    note = "Weights of different tasks do not compare: episodes are ranked by where they stand within their own task."
+    table = scrolled_table("tasks", head, rows)
+    return f'<section><h2>Task by task</h2><p class="said">{note}</p>{table}</section>'
 
 
-def scale_of(content: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(content["scale"][name]) for name in ("low", "middle", "high")}
-
-
-def scale_attributes(content: Mapping[str, Any]) -> str:
-    """For the element around strips: what their colours mean."""
-    return " ".join(f'data-{name}="{value}"' for name, value in scale_of(content).items())
-
-
-def episode_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> str:
-    supplementary = content["episodes"]["supplementary"]
-    shown, total = supplementary["shown"], int(supplementary["total"])
-    names = supplementary["origins"]
-    threshold = float(summary["threshold"])
-    note = f"All {numbers.count_of(total, 'episode')}."
-    if len(shown) < total:
-        note = f"The best, the worst, and evenly spaced ones between: {len(shown):,} of {total:,} episodes. "
-        note += "episodes.parquet has all."
-    has_origin = any("origin" in one for one in shown)
-    heads = [("rank", "Rank"), ("episode", "Episode"), ("rows", "Steps"), ("kept", "Kept"), ("typical", "Weight")]
-    head = "".join(
-        f'<th scope="col" class="n" data-sort="{key}"><button type="button">{name}</button></th>' for key, name in heads
-    )
-    head += '<th scope="col">Truth</th>' if has_origin else ""
-    rows = "".join(episode_row(one, names, has_origin, place, len(shown)) for place, one in enumerate(shown))
-    scored = summary.get("dataset") or summary["supplementary"]
-    signal_names = escape(", ".join(printable(str(name)) for name in content.get("signal_names", ())))
-    path = shlex.quote(printable(str(scored["path"])))
-    return (
-        f'<section id="episodes" {scale_attributes(content)}><h2>Which episodes</h2><p class="said">'
-        "Each strip is an episode from its first step "
-        f'to its last: <b class="o-clean">green</b> weighs {threshold:g} or more and is kept, '
-        f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.</p>{best_and_worst(content)}"
-        f"{DECIDE}"
-        f'<figure id="signals" data-names="{signal_names}" hidden><figcaption></figcaption><canvas></canvas></figure>'
-        '<div class="tools"><input type="search" id="find" placeholder="Find an episode or origin" '
-        'aria-label="Find an episode or origin"><span id="counted" class="faint"></span></div>'
-        f'<div class="ranking"><table><thead><tr>{head}<th scope="col" class="wide">Steps, first to last</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="note">{note} Kept is the share of steps that weigh {threshold:g} or more; weight is the geometric '
-        "mean over steps, by which episodes are ranked. To drop the rest:</p>"
-        f"<pre>demosift filter {escape(path)} --scores SCORES --out KEPT</pre></section>"
-    )
-
-
-def episode_row(one: Mapping[str, Any], names: Sequence[str], has_origin: bool, place: int, count: int) -> str:
-    values = {key: int(one[key]) for key in ("rank", "episode", "rows")}
-    kept, typical = float(one["kept"]), float(one["typical"])
-    data = " ".join(f'data-{key}="{value}"' for key, value in (values | {"kept": kept, "typical": typical}).items())
-    mark = "top" if place < HIGHLIGHTED <= count // 2 else "end" if place >= count - HIGHLIGHTED >= count // 2 else ""
-    origin = f"<td>{escape(origin_name(one, names))}</td>" if has_origin else ""
-    return (
-        f'<tr class="{mark}" {data}><td class="n">{values["rank"]}</td><td class="n">{values["episode"]}</td>'
-        f'<td class="n">{values["rows"]:,}</td><td class="n">{kept:.0%}</td>'
-        f'<td class="n">{escape(numbers.rounded(typical))}</td>{origin}'
-        f'<td class="wide">{canvas(one)}</td></tr>'
-    )
-
-
-def origin_name(one: Mapping[str, Any], names: Sequence[str]) -> str:
-    return printable(names[int(one["origin"])]) if "origin" in one else numbers.MISSING
-
-
-def canvas(one: Mapping[str, Any]) -> str:
-    return (
-        f'<canvas class="cells" data-cells="{level_text(one["strip"])}" data-rows="{int(one["rows"])}" '
-        f'aria-label="weights of episode {int(one["episode"])}"></canvas>'
-    )
-
-
-def level_text(text: str) -> str:
-    """A strip as `score` writes it: letters and digits only."""
-    if not (text.isascii() and text.isalnum()):
-        raise ValueError("not a strip of weights")
-    return text
-
-
-def card(title: str, episodes: Sequence[Mapping[str, Any]], names: Sequence[str], kind: str, told: bool = True) -> str:
-    items = []
-    for one in episodes:
-        origin = f" · {escape(origin_name(one, names))}" if told and "origin" in one else ""
-        said = f"<b>Episode {int(one['episode'])}</b><span>{float(one['kept']):.0%} kept{origin}</span>"
-        items.append(f"<li><p>{said}</p>{canvas(one)}</li>")
-    return f'<div class="card {kind}"><h3>{title}</h3><ul>{"".join(items)}</ul></div>'
+def known_bad(seen: Mapping[str, Any]) -> str:
+    bad = seen.get("bad")  # diagnoses of before have none
+    return "" if bad is None else f'<p class="said">{escape(printable(str(bad["text"])))}</p>'
 
 
 def weight_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from demosift.data.checks import one_line
 from demosift.data.formats import Source, digest_source
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.json", "page.json"
 SCORE_FILES = (ROWS, EPISODES, SUMMARY, PAGE, "report.html")
+TASK = "task"
 ROW_GROUP = 1 << 20
 FINISHED = 8.0  # what an episode that stops early loses of its merit, times the log of the share it went
 MOST_BAD_ROWS = 1 << 30  # that a summary may claim
@@ -53,12 +54,17 @@ class Scores:
     summary: Mapping[str, Any]
     numbers: Int[np.ndarray, "episodes"]  # of the episodes, in their file
     settled: Int[np.ndarray, "episodes"] | None = None  # 1 for episodes named as the expert's, -1 for bad ones, else 0
+    task: Shaped[np.ndarray, "episodes"] | None = None  # its name, where there are several
 
     @property
     def order(self) -> Int[np.ndarray, "episodes"]:
         """The episodes, best first: those that a person named, then by merit, and bad ones last."""
-        settled = np.zeros(len(self.merit)) if self.settled is None else self.settled
-        return np.lexsort((-self.merit, -settled))
+        settled = np.zeros(len(self.merit), np.int64) if self.settled is None else self.settled
+        merit = self.merit.copy()
+        for kind in np.unique(settled):
+            own = settled == kind
+            merit[own] = standing(merit[own], None if self.task is None else self.task[own])
+        return np.lexsort((-merit, -settled))
 
 
 def row_schema() -> "pa.Schema":
@@ -179,18 +185,22 @@ def read_role(folder: Path, summary: Row, role: Role) -> Scores:
         if not np.array_equal(episodes["number"], np.clip(np.floor(episodes["number"]), 0, 2**53)):
             raise Unusable(f"{folder / EPISODES}: number: not whole numbers")
         numbers[episodes["episode"].astype(np.int64)] = episodes["number"]
-    return Scores(role, weight, ends, best, float(summary["threshold"]), summary, numbers)
+    task = read_tasks(folder / EPISODES, role, len(ends))
+    if task is not None:
+        task = task[np.argsort(episodes["episode"])]
+    return Scores(role, weight, ends, best, float(summary["threshold"]), summary, numbers, task=task)
 
 
 def read_dataset_scores(folder: Path, summary: Row) -> Scores:
     """The scores of all episodes in the order of their numbers. Those that are known to be bad weigh nothing."""
-    weights, numbers, settled, merits = [], [], [], []
+    weights, numbers, settled, merits, tasks = [], [], [], [], []
     named = summary.get("expert_by") == "the user"
     for role in SOURCES:
         own = read_role(folder, summary, role)
         numbers.append(own.numbers)
         weights += np.split(own.weight, own.episode_ends[:-1])
         merits.append(own.merit)
+        tasks.append(np.full(len(own.merit), "") if own.task is None else own.task)
         settled.append(np.full(len(own.merit), int(role == "expert" and named)))
     bad = summary.get("bad")
     if isinstance(bad, dict) and bad.get("in_dataset"):
@@ -204,6 +214,7 @@ def read_dataset_scores(folder: Path, summary: Row) -> Scores:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Unusable(f"{folder / SUMMARY}: not a summary of scores: {one_line(error)}") from error
         merits.append(np.full(len(lengths), -np.inf))
+        tasks.append(np.full(len(lengths), ""))
         settled.append(np.full(len(lengths), -1))
     known = np.concatenate(settled)
     number = np.concatenate(numbers)
@@ -213,7 +224,8 @@ def read_dataset_scores(folder: Path, summary: Row) -> Scores:
     best = np.concatenate(merits)[place]
     ends = np.cumsum([len(weights[index]) for index in place])
     weight = np.concatenate([weights[index] for index in place])
-    return Scores("dataset", weight, ends, best, float(summary["threshold"]), summary, number[place], known[place])
+    task, threshold = np.concatenate(tasks)[place], float(summary["threshold"])
+    return Scores("dataset", weight, ends, best, threshold, summary, number[place], known[place], task)
 
 
 def read_summary(folder: Path) -> Row:
@@ -257,6 +269,36 @@ def merit(
     """
     best = log_weight if second_look is None else np.maximum(log_weight, second_look)
     return best if finish is None else best + FINISHED * np.log(finish)
+
+
+def standing(
+    merit: Float[np.ndarray, "episodes"], task: Shaped[np.ndarray, "episodes"] | None
+) -> Float[np.ndarray, "episodes"]:
+    """Merits of several tasks on one scale: minus the share of its task's episodes that are better than an episode.
+
+    Weights of different tasks do not compare. On this scale the best half of all episodes is the best half of each.
+    """
+    if task is None:
+        return merit
+    found = np.empty(len(merit))
+    for name in np.unique(task):
+        own = np.flatnonzero(task == name)
+        found[own[np.argsort(-merit[own], kind="stable")]] = -(np.arange(len(own)) + 0.5) / len(own)
+    return found
+
+
+def read_tasks(path: Path, role: Role, count: int) -> Shaped[np.ndarray, "episodes"] | None:
+    """The task of each episode of a source, in the order of the file; None where it names none."""
+    from demosift.data.parquet import column_names, read_table
+
+    if TASK not in column_names(path):
+        return None
+    table = read_table(path, ["source", TASK])
+    pairs = zip(table["source"].to_pylist(), table[TASK].to_pylist(), strict=True)
+    names = np.array([str(name) for source, name in pairs if source == role], np.str_)
+    if len(names) != count:
+        raise Unusable(f"{path}: {TASK}: not a task for each episode")
+    return names
 
 
 def read_part(path: Path, columns: list[str], role: Role, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:

@@ -14,6 +14,8 @@ rewards with IQL where the pile covers the expert's states but holds nothing lik
 knows the expert's actions. They are heuristics, and say so, as long as no grid has measured them.
 """
 
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,10 +264,79 @@ def diagnose(
     return summary, (expert, supplementary)
 
 
+class TaskPart(NamedTuple):
+    """One task's share of a dataset, for `join_diagnoses`."""
+
+    name: str
+    diagnosis: Mapping[str, Any]
+    expert_rows: int
+    supplementary_rows: int
+    useless: bool
+
+
+def join_diagnoses(
+    parts: Sequence[TaskPart], weight: Rows, num_expert: int, starts: Int[np.ndarray, "episodes"], seed: int
+) -> dict[str, Any]:
+    """The diagnosis of several tasks: means over their rows, and the advice that follows from these.
+
+    Rows of one task are never compared with those of another. `weight` and `starts` are those of the whole union.
+    """
+    own = np.array([part.supplementary_rows for part in parts], np.float64)
+    expert = np.array([part.expert_rows for part in parts], np.float64)
+
+    def mean(over: np.ndarray, *path: str) -> float:
+        values = [functools.reduce(lambda found, key: found[key], path, part.diagnosis) for part in parts]
+        known = [(value, rows) for value, rows in zip(values, over, strict=True) if value is not None]
+        return float(sum(value * rows for value, rows in known) / max(sum(rows for _, rows in known), 1e-9))
+
+    near = own * [part.diagnosis["states"]["near"] for part in parts]
+    like = own * [part.diagnosis["expert_like"]["share"] for part in parts]
+    kept = [part.diagnosis["actions"]["other_among_expert_like"] for part in parts]
+    warnings = [
+        {**warning, "text": f"{part.name}: {warning['text']}"}
+        for part in parts
+        for warning in part.diagnosis["warnings"]
+    ]
+    apart = [any(warning["separates"] for warning in part.diagnosis["warnings"]) for part in parts]
+    most = own[apart].sum() > own.sum() / 2  # what separates the files in a few tasks alone is a warning
+    evidence = Evidence(
+        expert_rows=int(expert.sum()),
+        supplementary_rows=int(own.sum()),
+        near=float(near.sum() / own.sum()),
+        wrong=mean(near, "actions", "other"),
+        expert_like=float(like.sum() / own.sum()),
+        kept_wrong=None if all(one is None for one in kept) else mean(like, "actions", "other_among_expert_like"),
+        useless=all(part.useless for part in parts),
+        separated_by=next((one["text"] for one in warnings if one["separates"]), "") if most else "",
+    )
+    advice = advise(evidence)
+    counts = {key: sum(part.diagnosis["expert_like"][key] for part in parts) for key in ("rows", "episodes")}
+    effective = {
+        "rows": effective_sample_size(weight),
+        "episodes": effective_sample_size(np.add.reduceat(weight, starts)),
+    }
+    episodes = sum(part.diagnosis["effective_sample_size"]["expert"]["episodes"] for part in parts)
+    return {
+        "advised": advice.method,
+        "headline": advice.headline,
+        "reason": advice.reason,
+        "warnings": warnings,
+        "expert_like": {"share": evidence.expert_like, **counts, "weight": mean(expert, "expert_like", "weight")},
+        "effective_sample_size": {"expert": {"rows": evidence.expert_rows, "episodes": episodes}, "union": effective},
+        "states": {"near": evidence.near, "covered": mean(expert, "states", "covered")},
+        "actions": {"other": evidence.wrong, "other_among_expert_like": evidence.kept_wrong},
+        "samples": {key: mean(own, "samples", key) for key in ("helpful", "harmful", "elsewhere")},
+        "held_out": judge(weight, num_expert, np.random.default_rng([seed, 5])),
+        "compared_rows": {
+            key: sum(part.diagnosis["compared_rows"][key] for part in parts) for key in ("expert", "supplementary")
+        },
+    }
+
+
 def in_words(summary: dict[str, Any]) -> list[str]:
     """A few lines for a terminal."""
     like, effective, states = (summary[key] for key in ("expert_like", "effective_sample_size", "states"))
-    samples, held_out = summary["samples"], summary["held_out"]
+    samples, held_out, bad = summary["samples"], summary["held_out"], summary.get("bad")
     what = "the expert's action" if summary["compared"] == "actions" else "the expert's change of state"
     return [
         f"advice: {summary['headline']}",
@@ -277,8 +348,20 @@ def in_words(summary: dict[str, Any]) -> list[str]:
         "have a neighbour in the pile",
         f"discriminator: held-out AUC against the pile {held_out['auc']:.3f} (about {1 - like['share'] / 2:.2f} is the "
         f"most with that many expert-like rows), calibration error {held_out['calibration_error']:.3f}",
+        *([] if bad is None else [f"bad: {bad['text']}"]),
         *(f"warning: {warning['text']}" for warning in summary["warnings"]),
     ]
+
+
+def judge_bad(bad: Mapping[str, Any]) -> dict[str, Any]:
+    """What data that are known to be bad have told, in numbers and in words."""
+    told = {name: bad[name] for name in ("episodes", "rows", "auc", "like_bad")}
+    text = (
+        f"{bad['rows']:,} rows of {bad['episodes']:,} episodes are known to be bad; held out, they are told from the "
+        f"pile's with an AUC of {bad['auc']:.2f}. {bad['like_bad']:.0%} of the pile's rows look like them and lose "
+        "weight."
+    )
+    return {**told, "text": text}
 
 
 def repeated_rows(copies: Copies) -> list[float]:

@@ -206,7 +206,7 @@ def _write_weights(data: Source, out: Source, selection: Selection, scores: Scor
         listed = [cut._asdict() | {"episode": int(scores.numbers[cut.episode])} for cut in cuts]
         write_json(folder / "cuts.json", {"cuts": listed})
         if dropped:
-            (folder / "delete_episodes.txt").write_text(f"lerobot-edit-dataset --repo_id ID {delete}\n", "utf-8")
+            (folder / "delete_episodes.txt").write_text(f"{delete}\n", "utf-8")
         # On one line, so that a shell can hand it on: --dataset.episodes="$(cat episodes.json)"
         (folder / "episodes.json").write_text(f"{json.dumps(kept)}\n", encoding="utf-8")
 

@@ -5,7 +5,8 @@
 
 Drawing rows by weight instead of weighting the loss has the same expectation and less noise where weights are uneven.
 The two halves are apart: any scorer gives the weights, and the cloner is that of every other method
-(`learning.cloning`). Where the data come with weights, these are used.
+(`learning.cloning`). Where the data come with weights, these are used; where they come with a set that is known to be
+bad, `score` weighs down what looks like it.
 """
 
 from dataclasses import replace
@@ -20,7 +21,7 @@ from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import ROBUST, Cloner, init_cloner
 from demosift.learning.networks import Policy
-from demosift.learning.prepared import KNOWN, key_of, remember
+from demosift.learning.prepared import KNOWN, digest, key_of, remember
 from demosift.registry import SCORERS
 from demosift.results.checkpoint import Arrays
 from demosift.types import Demonstrations, InputError, Transitions
@@ -36,6 +37,7 @@ class Sift:
     )
     needs_supplementary: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
+    takes_bad: ClassVar[bool] = True
 
     learning_rate: float = 1e-3
     scorer: str = "contrast"
@@ -59,7 +61,7 @@ class Sift:
             if len(weight) != len(data.expert) + len(data.supplementary):
                 raise InputError(f"{folder}: the scores are of other data; choose another folder")
             return replace(data, weight=weight)
-        key = key_of(data, self.name, self.scorer)
+        key = key_of(data, self.name, self.scorer, *([] if data.bad is None else [digest(data.bad)]))
         if folder is not None:
             KNOWN.pop(key, None)  # the folder gets more than the weights: their page, and a row for each episode
         return replace(data, weight=remember(key, lambda: self.score(data, folder))["weight"])
@@ -68,7 +70,8 @@ class Sift:
         from demosift.sift.scoring import score  # here: a machine that only trains may lack what scoring needs
 
         assert data.supplementary is not None
-        return {"weight": score(data.expert, data.supplementary, scorer=self.scorer, out=folder).weight}
+        scored = score(data.expert, data.supplementary, bad=data.bad, scorer=self.scorer, out=folder)
+        return {"weight": scored.weight}
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         return State(init_cloner(batch, self.hidden, key, self.cloner))

@@ -13,6 +13,7 @@ from sklearn.utils.extmath import randomized_svd
 from demosift.data import RowSource
 from demosift.report.statistics import probability_greater
 from demosift.report.weights import weight_histogram
+from demosift.results.scores import TASK
 from demosift.sift.diagnosis import calibration_bins, roc_curve
 from demosift.sift.overlap import Sample, state_scale
 from demosift.types import Origin
@@ -113,6 +114,7 @@ def show_episodes(
             "typical": float(f"{np.exp(own['log_weight'][index]):.4g}"),
             "strip": strip(weight[source.episode_starts[index] : source.episode_ends[index]], scale),
             **({} if truth is None else {"origin": int(truth[index])}),
+            **({"task": str(own[TASK][index])} if TASK in own else {}),
         }
         for index in order.tolist()
     ]

@@ -6,6 +6,7 @@ row is at least as common in the expert's data as in the union.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from demosift.data import (
     open_pair,
     open_rows,
     split_episodes,
+    tasks_of,
     without_episodes,
 )
 from demosift.data.actions import ActionMode
@@ -38,7 +40,7 @@ from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
 from demosift.report.statistics import probability_greater, sample_std
-from demosift.results.scores import merit
+from demosift.results.scores import TASK, merit, standing
 from demosift.sift.agreement import Agreement, measure_agreement
 from demosift.sift.calibration import (
     LOG_LIMIT,
@@ -49,7 +51,8 @@ from demosift.sift.calibration import (
     segment_quantiles,
 )
 from demosift.sift.context import weigh_in_context
-from demosift.sift.diagnosis import diagnose, in_words
+from demosift.sift.diagnosis import diagnose, in_words, judge_bad
+from demosift.sift.films import make_films
 from demosift.sift.finish import EARLY, measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
@@ -108,7 +111,12 @@ class Scored:
             f"held out: expert against union AUC {quality['auc']:.3f}, log loss {quality['log_loss']:.3f}",
         ]
         warnings = [f"warning: {warning}" for warning in summary["warnings"]]
-        return "\n".join([*lines, *in_words(summary["diagnosis"]), *warnings])
+        tasks = summary.get("tasks", [])
+        by = [sum(task["by"] == kind for task in tasks) for kind in ("the expert", "agreement", "nothing")]
+        told = (
+            f"{len(tasks)} tasks, each by itself: {by[0]} against its expert, {by[1]} by agreement, {by[2]} not scored"
+        )
+        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *warnings])
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
@@ -124,8 +132,9 @@ class Scored:
         quantiles = segment_quantiles(self.weight, starts, QUANTILES)
         rank = np.empty(len(starts), np.int64)
         best = merit(mean_log, self.columns.get("finish"), self.columns.get("second_look"))
+        task = self.columns.get(TASK)
         for part in (slice(self.num_expert_episodes), slice(self.num_expert_episodes, None)):
-            own = best[part]
+            own = standing(best[part], None if task is None else task[part])
             rank[part][np.argsort(-own, kind="stable")] = np.arange(1, len(own) + 1)
         return {
             "source": np.repeat(SOURCES, [self.num_expert_episodes, len(starts) - self.num_expert_episodes]),
@@ -172,6 +181,7 @@ def score(
     features: Cameras | Sequence[Any] | None = None,
     state: bool = True,
     expert_observations: bool = False,
+    task_column: str | None = None,
     progress: bool | None = None,
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
@@ -190,6 +200,9 @@ def score(
 
     `expert_observations`: nobody knows the expert's actions. Rows are then compared by their states and by where these
     lead, and no action is looked at.
+
+    A dataset of several tasks is scored task by task (`by_task`): LeRobot's own tasks, or those that `task_column`
+    tells apart. "none" scores all of it together.
     """
     _check_request(members, folds, seed, threshold)
     if expert_observations and features is not None:
@@ -203,11 +216,32 @@ def score(
         joiner = make_joiner(expert, supplementary, bad, features, state, progress)
         watch.lap("features")
         how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner, expert_observations)
-        scored = _score(expert, supplementary, bad, how, watch)
+        tasks = find_tasks(expert, supplementary, bad, task_column)
+        if tasks is None:
+            scored = _score(expert, supplementary, bad, how, watch)
+        else:
+            from demosift.sift.by_task import score_tasks  # which merges what this module makes
+
+            assert not isinstance(expert, Dataset)
+            assert not isinstance(supplementary, Dataset)
+            one = functools.partial(_score, how=how, watch=watch)
+            scored = score_tasks(tasks, expert, supplementary, bad, how, one)
+        if not isinstance(expert, Dataset) and not isinstance(supplementary, Dataset):
+            scored = with_films(scored, features.names if isinstance(features, Cameras) else ())
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
     return dataclasses.replace(scored, seconds=watch.seconds)
+
+
+def with_films(scored: Scored, names: Sequence[str]) -> Scored:
+    """The scores with pictures for their page, where the data have some; a video that is broken is a warning."""
+    summary = dict(scored.summary)
+    films, wrong = make_films(scored.page, summary["expert"]["path"], summary["supplementary"]["path"], names)
+    if wrong is not None:
+        summary["warnings"] = [*summary["warnings"], wrong]
+    page = scored.page if films is None else {**scored.page, "films": films}
+    return dataclasses.replace(scored, summary=summary, page=page)
 
 
 def _check_request(members: int, folds: int, seed: int, threshold: float) -> None:
@@ -215,6 +249,33 @@ def _check_request(members: int, folds: int, seed: int, threshold: float) -> Non
     FOLDS.check("score: folds", folds)
     SEED.check("score: seed", seed)
     POSITIVE.check("score: threshold", threshold)
+
+
+class Labels(NamedTuple):
+    """The tasks of the episodes of each set, by the episodes' numbers."""
+
+    expert: Mapping[int, str]
+    supplementary: Mapping[int, str]
+    bad: Mapping[int, str]
+
+
+def find_tasks(
+    expert: Source | Dataset | None,
+    supplementary: Source | Dataset,
+    bad: Source | Dataset | None,
+    column: str | None,
+) -> Labels | None:
+    """None where there is one task, or nobody says which there are. Data in memory name no tasks."""
+    if column == "none":
+        return None
+    sets = (expert, supplementary, bad)
+    known = [{} if each is None or isinstance(each, Dataset) else tasks_of(each, column) for each in sets]
+    together = set(known[1].values()) | set(known[0].values())
+    if not known[1] or len(together) < 2 or (expert is not None and not known[0]):
+        if column is not None:
+            raise InputError(f"score: {column}: tells no tasks apart in the data")
+        return None
+    return Labels(*known)
 
 
 def make_joiner(
@@ -352,6 +413,8 @@ def _score(
     quality = held_out_quality(found.alone, found.plan, num_expert)
     known = not how.expert_observations
     diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed, known)
+    if known_bad is not None:
+        diagnosis["bad"] = judge_bad(known_bad)
     if agreement is not None:
         warnings.insert(0, NOBODY)
     finish, second = measure_finish(sources, how.seed), None
@@ -504,8 +567,9 @@ def find_warnings(union: Union) -> list[str]:
     return found
 
 
-def describe_source(given: Source | Dataset, source: RowSource, known: Survey) -> dict[str, Any]:
-    hashes = known.hashes
+def describe_source(given: Source | Dataset, source: RowSource, known: Survey | None = None) -> dict[str, Any]:
+    """`known`: what was seen of a source that is in memory."""
+    hashes = np.array([]) if known is None else known.hashes
     if isinstance(source, FeatureRows | ChangeRows):  # what is described is the data, whatever was made of it
         source = source.rows
         if isinstance(given, Dataset):

@@ -37,4 +37,5 @@ FORMAT = Format(
     _later("selection", "keep_lerobot"),
     _later("reading", "lerobot_facts"),
     options=("obs",),
+    tasks=_later("tasks", "lerobot_tasks"),
 )
