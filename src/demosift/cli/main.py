@@ -260,6 +260,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--folds", type=within(FOLDS), default=5, help="number of parts to leave out of training in turn (default: 5)")
     add("--seed", type=within(SEED), default=0, help="random seed (default: 0)")
     add("--threshold", type=within(POSITIVE), default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
+    add_engine(sub, "where to read and weigh the rows; models are trained here (default: local)")
     add_actions(sub)
     add_features(sub)
 
@@ -322,6 +323,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     about += "again"
     add("--out", metavar="FILE.json", help=about)
     add("--rows", type=within(ROWS), nargs="+", help="scale: rows of the supplementary set (default: 100k, 1M, 20M)")
+    about = "scale: engines to score with; both give the same bytes, which is checked (default: local)"
+    add("--engine", choices=["local", "ray"], nargs="+", default=["local"], help=about)
+    add("--address", help="scale: address of a Ray cluster (default: a cluster on this machine)")
+    add("--folder", metavar="DIR", help="scale: where to write the piles; some 110 bytes per row (default: /tmp)")
     about = "speed: numbers of members (default: 1 5 20)"
     add("--members", type=within(MEMBERS), nargs="+", default=[1, 5, 20], help=about)
     add("--algorithms", nargs="+", metavar="NAME", help="speed: algorithms to measure (default: all)")
@@ -378,12 +383,16 @@ def add_grid(sub: Parser) -> None:
     about = "write a checkpoint and stop after this time; the same command continues"
     add("--time-limit", type=within(SECONDS), metavar="SECONDS", help=about)
     add("--checkpoint-seconds", type=within(SECONDS), default=60.0, help="time between checkpoints (default: 60)")
-    add("--engine", choices=["local", "ray"], default="local", help="where to run (default: local)")
-    add("--address", help="address of a Ray cluster (default: a cluster on this machine)")
+    add_engine(sub, "where to run (default: local)")
     about = "most members in one program (default: all that share shapes; 60 on a GPU)"
     add("--max-members", type=within(MEMBERS), help=about)
     add("--workers", type=within(PROCESSES), help="number of simulating processes (default: one per core)")
     add_recipe(sub)
+
+
+def add_engine(sub: Parser, about: str) -> None:
+    sub.add_argument("--engine", choices=["local", "ray"], default="local", help=about)
+    sub.add_argument("--address", help="address of a Ray cluster (default: a cluster on this machine)")
 
 
 def add_precision(sub: Parser) -> None:

@@ -321,6 +321,8 @@ def run_score(options: argparse.Namespace) -> Answer:
         actions=options.actions,
         features=features_of(options),
         state=not options.without_state,
+        engine=options.engine,
+        address=options.address,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"
@@ -434,7 +436,8 @@ def run_bench(options: argparse.Namespace) -> Answer:
     if options.what == "scale":
         from demosift.bench.scale import bench_scale
 
-        return bench_scale(options.rows, options.out)
+        where = {"engines": options.engine, "address": options.address, "folder": options.folder}
+        return bench_scale(options.rows, options.out, **where)
     if options.what == "recipe":
         from demosift.bench.recipe import bench_recipe
 

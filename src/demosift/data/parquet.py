@@ -42,20 +42,31 @@ def column_names(path: Path) -> list[str]:
         return file.schema_arrow.names
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Parquet file, or some of its columns."""
+def row_group_ends(path: Path) -> np.ndarray:
+    """One past the last row of each row group, as the file's header says."""
+    with open_parquet(path) as file:
+        return np.cumsum([file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)])
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None) -> pa.Table:
+    """A Parquet file, or some of its columns and row groups."""
     with open_parquet(path) as file:
         present, about, size = file.schema_arrow.names, file.metadata, path.stat().st_size
         for name in present if columns is None else columns:
             if present.count(name) != 1:
                 raise InputError(f"{path}: {name}: the file has {'two' if name in present else 'no'} such column")
-        groups = [about.row_group(index) for index in range(about.num_row_groups)]
-        for num_bytes in (sum(group.total_byte_size for group in groups), 8 * about.num_rows):
+        wanted = range(about.num_row_groups) if row_groups is None else row_groups
+        groups = [about.row_group(index) for index in wanted]
+        num_rows = about.num_rows if row_groups is None else sum(group.num_rows for group in groups)
+        for num_bytes in (sum(group.total_byte_size for group in groups), 8 * num_rows):
             check_memory(str(path), num_bytes)
             check_claim(str(path), num_bytes, size)
         values = [group.column(index).num_values for group in groups for index in range(group.num_columns)]
         check_claim(str(path), 8 * max(values, default=0), size)
-        return file.read(list(columns) if columns is not None else None, use_threads=False)
+        names = list(columns) if columns is not None else None
+        if row_groups is None:
+            return file.read(names, use_threads=False)
+        return file.read_row_groups(list(row_groups), names, use_threads=False)
 
 
 def as_numbers(path: Path, key: str, column: pa.ChunkedArray, width: int) -> np.ndarray:
