@@ -223,7 +223,7 @@ def test_a_killed_node_changes_no_byte(tmp_path: Path):
     }
     code = f"import test_sift_ray as t; t.drive({str(tmp_path)!r})"
     process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=900, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=1100, check=False
     )
     assert process.returncode == 0, process.stderr[-3000:]
     answer = json.loads((tmp_path / "answer.json").read_text())

@@ -105,7 +105,7 @@ class Scored:
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
-        return self._episodes
+        return dict(self._episodes)
 
     @cached_property
     def _episodes(self) -> dict[str, np.ndarray]:
@@ -201,6 +201,7 @@ def score(
             watch.lap("connect")
             how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner, on)
             scored = _score(expert, supplementary, bad, how, watch)
+        watch.lap("connect")
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
