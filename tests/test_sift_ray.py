@@ -30,7 +30,7 @@ from demosift.sift.scorers import ContrastScorer, make_scorer
 from demosift.sift.scoring import score
 from demosift.types import InputError
 
-SETTINGS: dict[str, Any] = {"scorer": "neighbours", "members": 2, "folds": 3, "progress": False}
+SETTINGS: dict[str, Any] = {"members": 2, "folds": 3, "progress": False}
 ROWS = 23  # of a block, so that stretches begin and end inside episodes and files
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(scoring, "fit_coefficients", meddle)
     with pytest.raises(InputError, match=r"pile.hdf5: changed while it was scored"):
-        score(expert, pile, out=tmp_path / "out", **SETTINGS)
+        score(expert, pile, out=tmp_path / "out", scorer="neighbours", **SETTINGS)
     assert not (tmp_path / "out").exists()
 
 
@@ -148,6 +148,11 @@ def test_refusals(
 
 
 TRACE = "DEMOSIFT_TEST_TRACE"
+SCORED = {
+    "native": "neighbours",
+    "lerobot": "neighbours",
+    "memory": ContrastScorer(iterations=250, second_iterations=0, **TINY),
+}
 
 
 def slowly(blocks: Iterator[Any], weigher: weighing.Weigher, own: weighing.OwnRows) -> Iterator[Any]:
@@ -176,35 +181,34 @@ def cluster() -> Iterator[tuple[Any, list[Any]]]:
 
 
 def drive(place: str) -> None:
-    """In a process of its own: score on three nodes, kill one of them meanwhile, and score every format on the rest."""
+    """In a process of its own: score on three nodes, kill one of them meanwhile, and score other data on the rest."""
     import threading
 
     folder, trace = Path(place), Path(os.environ[TRACE])
     sets = write_sets(folder)
     engines.BLOCK, engines.STRETCH = ROWS, 1
-    tiny: dict[str, Any] = {**SETTINGS, "scorer": ContrastScorer(iterations=250, second_iterations=250, **TINY)}
-    score(*sets["native"], out=folder / "here" / "killed", **tiny)
-    for name, pair in sets.items():
-        score(*pair, out=folder / "here" / name, **SETTINGS)
+    for name, scorer in SCORED.items():
+        score(*sets[name], out=folder / "here" / name, scorer=scorer, **SETTINGS)
     with cluster() as (nodes, workers):
         killed: list[int] = []
 
         def kill() -> None:
-            """One of the nodes, when all of them are at work."""
+            """The node that began a stretch a moment ago, when a few are done: it has half a second of work left."""
             while not killed:
                 seen = trace.read_text().splitlines() if trace.exists() else []
-                if len({line.split()[0] for line in seen}) == len(workers):
-                    nodes.remove_node(workers[0], allow_graceful=False)
+                if len(seen) >= 4:
+                    last = seen[-1].split()[0]
+                    nodes.remove_node(next(node for node in workers if node.node_id == last), allow_graceful=False)
                     killed.append(len(seen))
                 time.sleep(0.01)
 
         threading.Thread(target=kill, daemon=True).start()
-        usual, weighing.weigh_blocks = weighing.weigh_blocks, slowly
-        scored = score(*sets["native"], out=folder / "there" / "killed", engine="ray", **tiny)
-        weighing.weigh_blocks = usual
-        for name, pair in sets.items():
-            score(*pair, out=folder / "there" / name, engine="ray", **SETTINGS)
-    answer = {"killed": killed, "workers": dict(scored.workers)}
+        usual, used = weighing.weigh_blocks, {}
+        for name, scorer in SCORED.items():
+            weighing.weigh_blocks = usual if killed else slowly
+            scored = score(*sets[name], out=folder / "there" / name, scorer=scorer, engine="ray", **SETTINGS)
+            used[name] = dict(scored.workers)
+    answer = {"killed": killed, "workers": used["native"]}
     (folder / "answer.json").write_text(json.dumps(answer))
 
 
@@ -229,7 +233,7 @@ def test_a_killed_node_changes_no_byte(tmp_path: Path):
     answer = json.loads((tmp_path / "answer.json").read_text())
     started = [line.split()[1] for line in trace.read_text().splitlines()]
     assert len(set(started)) < len(started), "no stretch was lost and read again"
-    assert 3 <= answer["killed"][0] < len(set(started)), "in the middle"
+    assert answer["killed"][0] < len(set(started)), "in the middle"
     assert answer["workers"]["tasks"] >= 2 * len(set(started))  # to survey and to weigh
     assert 0 < answer["workers"]["peak_bytes"] < 3e9
     for path in sorted((tmp_path / "here").iterdir()):

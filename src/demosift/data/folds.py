@@ -15,7 +15,7 @@ from demosift.types import InputError
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
-AT_A_TIME = 1 << 20  # rows whose intermediate results are in memory together
+AT_A_TIME = 1 << 18  # rows whose intermediate results are in memory together
 STRETCH = 50  # rows in a stretch: enough that few of them have a near copy across its border
 
 
