@@ -21,10 +21,11 @@ import pytest
 from conftest import tree
 from rich.console import Console
 
+from demosift import cluster
 from demosift.algorithms import WBCU, DemoDICE, make_algorithm
 from demosift.cli.main import main
 from demosift.data import read_dataset, write_dataset
-from demosift.experiments import cluster, local, prepare, program
+from demosift.experiments import local, prepare, program
 from demosift.experiments.cells import Cell, DataKey, Schedule
 from demosift.experiments.coverage import coverage, mixing
 from demosift.experiments.display import View

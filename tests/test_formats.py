@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -458,6 +459,42 @@ def test_rows_from_disk_are_the_rows_in_memory(tmp_path: Path, kind: str) -> Non
         if rows.origin is not None and dataset.origin is not None:
             np.testing.assert_array_equal(rows.origin.code, dataset.origin.code)
         assert rows.environment == dataset.environment
+
+
+@pytest.mark.parametrize("kind", ["native", "discrete", "robomimic", "lerobot", "npz", "minari"])
+def test_some_blocks_are_those_of_the_whole(tmp_path: Path, kind: str) -> None:
+    source = sources(tmp_path)[kind]
+    last = open_rows(source).numbers[-1]
+    for rows in (open_rows(source), open_rows(read_dataset(source)), open_rows(f"{source}::without={last}")):
+        for size in (1, 7, 1000):
+            every, layout = list(rows.blocks(size)), rows.layout(size)
+            assert layout.ends.tolist() == np.cumsum([len(obs) for obs, _ in every]).tolist()
+            assert layout.apart[0]
+            for start, stop in ((0, None), (1, 3), (2, None), (0, 1), (len(every) - 1, None)):
+                for found, expected in zip(rows.blocks(size, start, stop), every[start:stop], strict=True):
+                    np.testing.assert_array_equal(found[0], expected[0])
+                    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_some_blocks_read_some_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LeRobot file may hold a million frames: a range of blocks reads its index, and the row groups it needs."""
+    from demosift.data.formats.lerobot import reading
+
+    root = lerobot_v3(tmp_path / "lerobot", [{number: episode(number, 10) for number in range(8)}], done=False)
+    (path,) = (root / "data").glob("*/*.parquet")
+    pq.write_table(pq.read_table(path), path, row_group_size=25)
+    rows, groups = open_rows(root), []
+    read_table = reading.read_table
+
+    def spy(path: Path, columns: Any = None, row_groups: Any = None) -> Any:
+        groups.append(row_groups)
+        return read_table(path, columns, row_groups)
+
+    monkeypatch.setattr(reading, "read_table", spy)
+    expected = read_dataset(root).transitions.obs[18:36]
+    del groups[:]
+    np.testing.assert_array_equal(np.concatenate([obs for obs, _ in rows.blocks(6, 3, 6)]), expected)
+    assert groups == [None, [0, 1]]  # the index, and episodes 2 and 3, which are frames 20 to 39
 
 
 @pytest.mark.parametrize("absent", [(), ("next_observations",), ("timeouts",), ("timeouts", "next_observations")])

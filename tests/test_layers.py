@@ -16,7 +16,7 @@ ROOT = Path(demosift.__file__).parent
 
 # Six levels. A room may import itself and every room before it: on the levels above, and to its left on its own.
 ORDER: list[list[str]] = [
-    ["errors", "ranges", "types", "files", "processes", "progress", "registry"],
+    ["errors", "ranges", "types", "files", "processes", "cluster", "progress", "registry"],
     ["data", "policy"],
     ["simulation", "results", "vision"],
     ["learning", "algorithms", "tasks"],
@@ -31,6 +31,7 @@ WITHOUT_JAX = {
     "types",
     "files",
     "processes",
+    "cluster",
     "progress",
     "registry",
     "data",

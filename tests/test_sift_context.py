@@ -5,14 +5,14 @@ import pytest
 
 from demosift.report.statistics import probability_greater
 from demosift.sift import context
-from demosift.sift.context import surroundings, weigh_in_context
+from demosift.sift.context import Surroundings, weigh_in_context
 
 
 def test_means_are_those_of_a_loop():
     rng = np.random.default_rng(0)
     ends = np.cumsum([1, 99, 100, 101, 250, 7])
     value = rng.normal(size=ends[-1])
-    found = surroundings(value, ends)
+    found = Surroundings(value, ends).of(np.arange(len(value)))
     start = 0
     for end in ends:
         for row in range(start, end):

@@ -278,7 +278,7 @@ def test_the_spread_is_the_sample_deviation_over_members(
     def known(*arguments: Any) -> np.ndarray:
         return np.repeat(np.log([weights]).T, len(arguments[-1]), axis=1)
 
-    monkeypatch.setattr("demosift.sift.scoring.weigh_block", known)
+    monkeypatch.setattr("demosift.sift.weighing.weigh_block", known)
     found = score(EXPERT, SUPPLEMENTARY, scorer="neighbours", members=len(weights), folds=3, progress=False)
     np.testing.assert_allclose(found.spread, spread)
 
@@ -311,7 +311,7 @@ def test_rewards_and_next_states_are_not_read():
 def test_rows_that_models_were_not_trained_on_are_scored(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("demosift.sift.training_sample.SUPPLEMENTARY_ROWS", 300)
     monkeypatch.setattr("demosift.sift.training_sample.EXPERT_ROWS", 100)
-    monkeypatch.setattr("demosift.sift.scoring.BLOCK", 70)
+    monkeypatch.setattr("demosift.sift.engines.BLOCK", 70)
     result = score(EXPERT, SUPPLEMENTARY, scorer="neighbours", progress=False)
     assert result.summary["pool_rows"] == {"expert": 100, "supplementary": 300}
     supplementary = result.supplementary

@@ -8,6 +8,7 @@ socket, which a thread of the worker waits for from its first moment.
 
 import os
 import pkgutil
+import resource
 import select
 import signal
 import socket
@@ -132,6 +133,11 @@ def _end(workers: list[Worker]) -> None:
     for worker in workers:
         worker.process.wait()
         worker.connection.close()
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def end_with_parent(fd: int) -> None:

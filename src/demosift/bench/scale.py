@@ -1,20 +1,22 @@
 """`demosift bench scale`: how the time and memory of `demosift score` grow with the supplementary set.
 
 Random numbers in Hopper's sizes are written to a temporary folder, block by block, and scored with the default scorer
-in a process of its own. To show what limits it, each stage inside the process is timed, and so is reading the file's
-states and actions alone.
+in a process of its own: by each engine, whose results must be the same bytes. To show what limits it, each stage inside
+the process is timed, and so is reading the file's states and actions alone.
 
+    connect   to a Ray cluster, or starting one on this machine
     survey    reading every row, to fingerprint it and measure the states
     plan      finding equal rows, folds, and the sample to train on
     train     the models, on at most 262,144 supplementary rows
     weigh     reading every row again, to weigh it
-    apply     the part of that spent in compiled functions: networks and nearest neighbours
+    apply     the part of that spent in compiled functions: networks and nearest neighbours (not known of a cluster)
     judge     diagnosis and what the page shows
     write     the folder
 """
 
+import hashlib
 import json
-import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,15 +29,18 @@ import h5py
 import numpy as np
 
 from demosift.bench import check_out, write_with_tables
+from demosift.cluster import Engine
 from demosift.data import open_rows
 from demosift.files import atomic_write, provenance
+from demosift.processes import peak_bytes
 from demosift.sift.scorers import DEFAULT
+from demosift.types import InputError
 
 OBS_DIM, ACTION_DIM, EPISODE = 11, 3, 1_000
 EXPERT_ROWS = 1_000
 BLOCK = 262_144
 ROWS = (100_000, 1_000_000, 20_000_000)
-STAGES = ("survey", "plan", "train", "weigh", "apply", "judge", "write")
+STAGES = ("connect", "survey", "plan", "train", "weigh", "apply", "judge", "write")
 
 
 def write_rows(path: Path, num_rows: int, seed: int) -> None:
@@ -57,6 +62,8 @@ def write_rows(path: Path, num_rows: int, seed: int) -> None:
             file["observations"][rows] = file["next_observations"][rows] = obs  # type: ignore[index]
             file["actions"][rows] = np.where(noisy, noise, np.tanh(obs @ kernel))  # type: ignore[index]
             file["timeouts"][rows] = (index + 1) % EPISODE == 0  # type: ignore[index]
+            # Rows that were never written would be refused: a header may not claim more than there is.
+            file["rewards"][rows] = file["terminals"][rows] = 0  # type: ignore[index]
 
 
 def read_seconds(path: Path) -> float:
@@ -67,11 +74,11 @@ def read_seconds(path: Path) -> float:
     return time.perf_counter() - began
 
 
-def score_and_tell(expert: str, supplementary: str, out: str, scorer: str = DEFAULT) -> None:
-    """Run in the measured process: score, then print the seconds of each stage."""
-    from demosift.sift import scoring
+def score_and_tell(expert: str, supplementary: str, out: str, scorer: str, engine: Engine, address: str | None) -> None:
+    """Run in the measured process: score, then print the seconds of each stage, and what was used."""
+    from demosift.sift import scoring, weighing
 
-    apply, applied = scoring.features_by_models, 0.0
+    apply, applied = weighing.features_by_models, 0.0
 
     def timed(*given: Any) -> Any:
         nonlocal applied
@@ -81,18 +88,44 @@ def score_and_tell(expert: str, supplementary: str, out: str, scorer: str = DEFA
         finally:
             applied += time.perf_counter() - began
 
-    scoring.features_by_models = timed
-    scored = scoring.score(expert, supplementary, out=out, scorer=scorer, progress=False)
-    print(json.dumps({**scored.seconds, "apply": applied}))
+    weighing.features_by_models = timed
+    try:
+        scored = scoring.score(
+            expert, supplementary, out=out, scorer=scorer, progress=False, engine=engine, address=address
+        )
+    except InputError as error:
+        print(json.dumps({"refused": str(error)}))
+        return
+    stages = {**scored.seconds, "apply": applied if engine == "local" else None}
+    told = {"cpu_seconds": time.process_time(), "peak_bytes": peak_bytes(), "workers": dict(scored.workers)}
+    print(json.dumps({"stages": stages, **told}))
 
 
-def measure_score(folder: Path, num_rows: int, scorer: str) -> dict[str, Any]:
-    expert, supplementary, out = folder / "expert.hdf5", folder / f"{num_rows}.hdf5", folder / f"scores-{num_rows}"
+def measure_rows(
+    folder: Path, num_rows: int, scorer: str, engines: Sequence[Engine], address: str | None
+) -> list[dict[str, Any]]:
+    """The same pile, scored by each engine."""
+    expert, supplementary, out = folder / "expert.hdf5", folder / f"{num_rows}.hdf5", folder / "scores"
     if not expert.exists():
         write_rows(expert, EXPERT_ROWS, 0)
     write_rows(supplementary, num_rows, 1)
-    reading = read_seconds(supplementary)
-    given = [*map(str, (expert, supplementary, out)), scorer]
+    reading, answers, digests = read_seconds(supplementary), [], []
+    for engine in engines:
+        found = measure_score(expert, supplementary, out, scorer, engine, address)
+        size = round(supplementary.stat().st_size / 1e9, 3)
+        answers.append({"rows": num_rows, "file_gigabytes": size, "read_seconds": round(reading, 1), **found})
+        digests.append({path.name: file_digest(path) for path in out.iterdir()})
+        shutil.rmtree(out)
+        if digests[-1] != digests[0]:
+            raise RuntimeError(f"{num_rows} rows: the results of {engine} and {engines[0]} are not the same bytes")
+    supplementary.unlink()
+    return answers
+
+
+def measure_score(
+    expert: Path, supplementary: Path, out: Path, scorer: str, engine: Engine, address: str | None
+) -> dict[str, Any]:
+    given = [*map(str, (expert, supplementary, out)), scorer, engine, address]
     code = "from demosift.processes import end_with_parent; end_with_parent(0)\n"
     code += f"from demosift.bench.scale import score_and_tell; score_and_tell(*{given})"
     began = time.perf_counter()
@@ -101,31 +134,42 @@ def measure_score(folder: Path, num_rows: int, scorer: str) -> dict[str, Any]:
     assert process.stdin is not None
     with process.stdin, process.stdout as pipe:
         told = pipe.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"scoring {num_rows} rows failed with {process.returncode}")
-    stages = json.loads(told)
-    answer = {
-        "rows": num_rows,
-        "file_gigabytes": round(supplementary.stat().st_size / 1e9, 3),
+    if process.wait():
+        raise RuntimeError(f"scoring {supplementary} on {engine} failed with {process.returncode}")
+    found = json.loads(told)
+    if "refused" in found:
+        raise InputError(found["refused"])
+    workers = found["workers"]
+    return {
+        "engine": engine,
         "seconds": round(time.perf_counter() - began, 1),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "read_seconds": round(reading, 1),
-        "peak_gigabytes": round(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9, 3),
-        "stages": {stage: round(stages[stage], 1) for stage in STAGES},
+        "cpu_seconds": round(found["cpu_seconds"] + workers.get("cpu_seconds", 0.0), 1),
+        "peak_gigabytes": round(found["peak_bytes"] / 1e9, 3),
+        "worker_gigabytes": round(workers["peak_bytes"] / 1e9, 3) if workers else None,
+        "tasks": workers.get("tasks"),
+        "stages": {stage: rounded(found["stages"][stage]) for stage in STAGES},
     }
-    supplementary.unlink()
-    return answer
+
+
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 def bench_scale(
-    rows: Sequence[int] | None = None, out: str | None = None, scorer: str = DEFAULT
+    rows: Sequence[int] | None = None,
+    out: str | None = None,
+    scorer: str = DEFAULT,
+    engines: Sequence[Engine] = ("local",),
+    address: str | None = None,
+    folder: str | None = None,
 ) -> tuple[dict[str, Any], str]:
-    """With `out`, a .json file, results are written there and the table beside it."""
+    """With `out`, a .json file, results are written there and the table beside it. Piles are written below `folder`."""
     check_out(out)
-    with tempfile.TemporaryDirectory(prefix="demosift-scale-") as folder:
-        results = [measure_score(Path(folder), num_rows, scorer) for num_rows in rows or ROWS]
+    if folder is not None and not Path(folder).is_dir():
+        raise InputError(f"{folder}: no such folder")
+    with tempfile.TemporaryDirectory(prefix="demosift-scale-", dir=folder) as place:
+        sizes = [measure_rows(Path(place), num_rows, scorer, engines, address) for num_rows in rows or ROWS]
+    results = [row for size in sizes for row in size]
     answer, text = {"results": results, "scorer": scorer, **provenance()}, table(results)
     if out is not None:
         write_with_tables(Path(out), answer, text)
@@ -134,13 +178,25 @@ def bench_scale(
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| rows | file, GB | seconds | CPU seconds | peak memory, GB | reading once | " + " | ".join(STAGES) + " |",
-        "| --- |" + " --- |" * (5 + len(STAGES)),
+        "| rows | engine | file, GB | seconds | CPU seconds | peak memory, GB | of a worker | reading once | "
+        + " | ".join(STAGES)
+        + " |",
+        "| --- |" + " --- |" * (7 + len(STAGES)),
     ]
     for row in results:
-        stages = " | ".join(f"{row['stages'][stage]:.1f}" for stage in STAGES)
+        stages = " | ".join(number(row["stages"][stage], 1) for stage in STAGES)
         lines.append(
-            f"| {row['rows']:,} | {row['file_gigabytes']:.2f} | {row['seconds']:.0f} | {row['cpu_seconds']:.0f} | "
-            f"{row['peak_gigabytes']:.2f} | {row['read_seconds']:.1f} | {stages} |"
+            f"| {row['rows']:,} | {row['engine']} | {row['file_gigabytes']:.2f} | {row['seconds']:.0f} | "
+            f"{row['cpu_seconds']:.0f} | {row['peak_gigabytes']:.2f} | {number(row['worker_gigabytes'], 2)} | "
+            f"{row['read_seconds']:.1f} | {stages} |"
         )
     return "\n".join(lines)
+
+
+def number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

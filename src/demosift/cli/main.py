@@ -299,6 +299,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--threshold", type=within(POSITIVE), default=0.5, help="smallest weight of a sample to keep (default: 0.5)")
     about = "the expert's actions are unknown: compare states and where they lead, and look at no action"
     add_observations(sub, about)
+    add_engine(sub, "where to read and weigh the rows; models are trained here (default: local)")
     add_actions(sub)
     add_features(sub)
 
@@ -368,6 +369,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--out", metavar="FILE.json", help=about)
     about = "scale, rewards: rows of the supplementary set (default: 100k, 1M, 20M; for rewards 1M)"
     add("--rows", type=within(ROWS), nargs="+", help=about)
+    about = "scale: engines to score with; both give the same bytes, which is checked (default: local)"
+    add("--engine", choices=["local", "ray"], nargs="+", default=["local"], help=about)
+    add("--address", help="scale: address of a Ray cluster (default: a cluster on this machine)")
+    add("--folder", metavar="DIR", help="scale: where to write the piles; some 110 bytes per row (default: /tmp)")
     about = "speed: numbers of members (default: 1 5 20)"
     add("--members", type=within(MEMBERS), nargs="+", default=[1, 5, 20], help=about)
     add("--algorithms", nargs="+", metavar="NAME", help="speed: algorithms to measure (default: all)")
@@ -438,8 +443,7 @@ def add_grid(sub: Parser) -> None:
     about = "write a checkpoint and stop after this time; the same command continues"
     add("--time-limit", type=within(SECONDS), metavar="SECONDS", help=about)
     add("--checkpoint-seconds", type=within(SECONDS), default=60.0, help="time between checkpoints (default: 60)")
-    add("--engine", choices=["local", "ray"], default="local", help="where to run (default: local)")
-    add("--address", help="address of a Ray cluster (default: a cluster on this machine)")
+    add_engine(sub, "where to run (default: local)")
     about = "most members in one program (default: all that share shapes; 60 on a GPU)"
     add("--max-members", type=within(MEMBERS), help=about)
     add("--workers", type=within(PROCESSES), help="number of simulating processes (default: one per core)")
@@ -451,6 +455,11 @@ UNKNOWN_ACTIONS = "the expert's actions are unknown: its file need not have any,
 
 def add_observations(sub: Parser, about: str = UNKNOWN_ACTIONS) -> None:
     sub.add_argument("--expert-observations", action=argparse.BooleanOptionalAction, default=False, help=about)
+
+
+def add_engine(sub: Parser, about: str) -> None:
+    sub.add_argument("--engine", choices=["local", "ray"], default="local", help=about)
+    sub.add_argument("--address", help="address of a Ray cluster (default: a cluster on this machine)")
 
 
 def add_precision(sub: Parser) -> None:

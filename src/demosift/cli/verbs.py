@@ -390,6 +390,8 @@ def run_score(options: argparse.Namespace) -> Answer:
         state=not options.without_state,
         expert_observations=options.expert_observations,
         task_column=options.task_column,
+        engine=options.engine,
+        address=options.address,
     )
     written = f"{options.out}: scores.parquet, episodes.parquet, summary.json, report.html"
     return {"out": options.out, **scored.summary}, f"{scored}\n{written}"
@@ -529,7 +531,8 @@ def measure(options: argparse.Namespace) -> Answer:
     if options.what == "scale":
         from demosift.bench.scale import bench_scale
 
-        return bench_scale(options.rows, options.out)
+        where = {"engines": options.engine, "address": options.address, "folder": options.folder}
+        return bench_scale(options.rows, options.out, **where)
     if options.what == "rewards":
         from demosift.bench.rewards import bench_rewards
 

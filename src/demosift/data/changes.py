@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from demosift.data.rows import BLOCK, Rows, RowSource
+from demosift.data.rows import BLOCK, Layout, Rows, RowSource
 from demosift.types import EnvironmentSpec, Origin
 
 MEASURED = 10_000  # rows that the spread of changes is measured on
@@ -82,17 +82,23 @@ class ChangeRows:
         alone[self.episode_starts[self.episode_ends - self.episode_starts == 1]] = True
         return alone
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
-        before: np.ndarray | None = None
-        here: np.ndarray | None = None
-        start = 0
-        for obs, _ in self.rows.blocks(rows):
-            if here is not None:
-                yield here, self._changes(start, before, here, obs[0])
-                start, before = start + len(here), here[-1]
-            here = obs
-        if here is not None:
-            yield here, self._changes(start, before, here, None)
+    def layout(self, rows: int = BLOCK) -> Layout:
+        return self.rows.layout(rows)
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        bounds = list(self.layout(rows).bounds(start, stop))
+        before = self._state(bounds[0][0] - 1) if bounds else None
+        blocks = (obs for obs, _ in self.rows.blocks(rows, start, stop))
+        here = next(blocks, None)
+        for first, end in bounds:
+            assert here is not None
+            following = next(blocks, None)
+            after = self._state(end) if following is None else following[0]
+            yield here, self._changes(first, before, here, after)
+            before, here = here[-1], following
+
+    def _state(self, row: int) -> Float[np.ndarray, "obs"] | None:
+        return self.rows.take(np.array([row]))[0][0] if 0 <= row < self.num_rows else None
 
     def _changes(
         self, start: int, before: np.ndarray | None, obs: np.ndarray, after: np.ndarray | None

@@ -7,13 +7,12 @@ are counted from 0 in the order in which they are read.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from demosift.data.rows import BLOCK, FileRows, Rows
+from demosift.data.rows import BLOCK, FileRows, Layout, Rows
 from demosift.types import Bounds, Dataset, InputError, Origin
 
 Numbers = Int[np.ndarray, "episodes"]
@@ -108,15 +107,18 @@ class EpisodeRows(FileRows):
     whole: FileRows
     chosen: Bool[np.ndarray, "episodes"]  # of the file's
 
-    @cached_property
-    def rows(self) -> Int[np.ndarray, "rows"]:
-        """Which rows of the file these are."""
-        return np.flatnonzero(np.repeat(self.chosen, np.diff(self.whole.episode_ends, prepend=0)))
+    def inside(self, first: int, end: int) -> Bool[np.ndarray, "rows"]:
+        """Which of the file's rows from `first` to `end` these are."""
+        ends = self.whole.episode_ends
+        low, high = int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(ends, end, side="left")) + 1
+        return np.repeat(self.chosen[low:high], np.diff(np.minimum(ends[low:high], end), prepend=first))
 
     @property
     def origin(self) -> Origin | None:
         origin = self.whole.origin
-        return None if origin is None else Origin(origin.code[self.rows], origin.names)
+        if origin is None:
+            return None
+        return Origin(origin.code[self.inside(0, self.whole.num_rows)], origin.names)
 
     def action_range(self) -> Bounds:
         return self.whole.action_range()
@@ -124,17 +126,36 @@ class EpisodeRows(FileRows):
     def with_actions(self, bounds: Bounds | None, num_actions: int | None) -> Self:
         return replace(super().with_actions(bounds, num_actions), whole=self.whole.with_actions(bounds, num_actions))
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
-        kept = np.repeat(self.chosen, np.diff(self.whole.episode_ends, prepend=0))
-        position = 0
-        for obs, action in self.whole.blocks(rows):
-            own = kept[position : position + len(obs)]
-            position += len(obs)
-            if own.any():
-                yield obs[own], action[own]
+    def layout(self, rows: int = BLOCK) -> Layout:
+        return self._held_blocks(rows)[1]
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        held, _ = self._held_blocks(rows)
+        held = held[start:stop]
+        edges = np.concatenate([[0], self.whole.layout(rows).ends])
+        for run in np.split(held, np.flatnonzero(np.diff(held) > 1) + 1):
+            if len(run):
+                numbers, blocks = run.tolist(), self.whole.blocks(rows, int(run[0]), int(run[-1]) + 1)
+                for number, (obs, action) in zip(numbers, blocks, strict=True):
+                    own = self.inside(int(edges[number]), int(edges[number + 1]))
+                    yield obs[own], action[own]
+
+    def _held_blocks(self, rows: int) -> tuple[Int[np.ndarray, "blocks"], Layout]:
+        """The numbers of the file's blocks that have rows of these episodes, and where those rows lie."""
+        ends, apart = self.whole.layout(rows)
+        # How many of these rows come before the end of each block: those of whole episodes, and of the one it cuts.
+        starts, chosen = np.append(self.whole.episode_starts, self.whole.num_rows), np.append(self.chosen, False)
+        before = np.concatenate([[0], np.cumsum(np.diff(self.whole.episode_ends, prepend=0) * self.chosen)])
+        episode = np.searchsorted(self.whole.episode_ends, ends, side="right")
+        own = before[episode] + chosen[episode] * (ends - starts[episode])
+        held = np.flatnonzero(np.diff(own, prepend=0) > 0)
+        # A block that cannot be read without the one before it can neither where that one has none of these rows.
+        group = np.cumsum(apart)[held]
+        return held, Layout(own[held], np.diff(group, prepend=0) > 0)
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
-        return self.whole.take(self.rows[indices])
+        episode = np.searchsorted(self.episode_ends, indices, side="right")
+        return self.whole.take(indices + (self.whole.episode_starts[self.chosen] - self.episode_starts)[episode])
 
 
 def open_episodes(whole: FileRows, episodes: Episodes) -> EpisodeRows:

@@ -23,7 +23,7 @@ from jaxtyping import Float, Float32, Int
 from demosift.data.checks import as_matrix, check_memory
 from demosift.data.formats import Source, digest_source, format_of, split_options
 from demosift.data.formats.npz import read_arrays, read_npy
-from demosift.data.rows import BLOCK, Rows, RowSource
+from demosift.data.rows import BLOCK, Layout, Rows, RowSource
 from demosift.files import expanded, open_regular
 from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
 
@@ -100,11 +100,13 @@ class FeatureRows:
             first += width
         return columns
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
-        start = 0
-        for obs, action in self.rows.blocks(rows):
-            yield self._join(obs, self.features[start : start + len(obs)]), action
-            start += len(obs)
+    def layout(self, rows: int = BLOCK) -> Layout:
+        return self.rows.layout(rows)
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        bounds = self.layout(rows).bounds(start, stop)
+        for (first, end), (obs, action) in zip(bounds, self.rows.blocks(rows, start, stop), strict=True):
+            yield self._join(obs, self.features[first:end]), action
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
         obs, action = self.rows.take(indices)

@@ -4,6 +4,7 @@ Whole episodes go into a fold, because neighbours in time are near copies. Where
 (one expert trajectory is normal), contiguous stretches do. Equal rows are in the same fold wherever they occur.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from demosift.types import InputError
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
+AT_A_TIME = 1 << 18  # rows whose intermediate results are in memory together
 STRETCH = 50  # rows in a stretch: enough that few of them have a near copy across its border
 
 
@@ -42,15 +44,48 @@ def hash_rows(
 
 
 def find_copies(hashes: UInt64[np.ndarray, "rows"], num_expert: int) -> Copies:
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    return Copies(first[inverse], num_expert)
+    """Almost all rows of most sets occur once: only the others are looked at row by row."""
+    ordered = np.sort(hashes)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    del ordered
+    first = np.arange(len(hashes), dtype=np.int32 if len(hashes) < 1 << 31 else np.int64)
+    if len(repeated):
+        starts = range(0, len(hashes), AT_A_TIME)
+        parts = [start + _members(hashes[start : start + AT_A_TIME], repeated) for start in starts]
+        rows = np.concatenate(parts)
+        _, index, inverse = np.unique(hashes[rows], return_index=True, return_inverse=True)
+        first[rows] = rows[index][inverse]
+    return Copies(first, num_expert)
+
+
+def _members(values: UInt64[np.ndarray, "rows"], known: UInt64[np.ndarray, "known"]) -> Int[np.ndarray, "members"]:
+    """The places of the values that are among the known ones, which are sorted."""
+    place = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.flatnonzero(known[place] == values)
+
+
+def episode_batches(starts: Int[np.ndarray, "episodes"], num_rows: int) -> Iterator[tuple[slice, slice]]:
+    """Episodes in batches of about `AT_A_TIME` rows, so that what is computed of them need not fit in memory at once.
+
+    Gives the episodes of a batch, and their rows.
+    """
+    edges = np.append(starts, num_rows)
+    first = 0
+    while first < len(starts):
+        last = max(int(np.searchsorted(edges, edges[first] + AT_A_TIME, side="right")) - 1, first + 1)
+        yield slice(first, last), slice(int(edges[first]), int(edges[last]))
+        first = last
 
 
 def repeated_episodes(hashes: UInt64[np.ndarray, "rows"], starts: Int[np.ndarray, "episodes"]) -> int:
     """How many episodes equal an earlier one in every row."""
-    position = np.arange(len(hashes)) - np.repeat(starts, np.diff(starts, append=len(hashes)))
-    mixed = (hashes ^ position.astype(np.uint64)) * _MULTIPLIER
-    whole = np.add.reduceat(mixed ^ (mixed >> _SHIFT), starts)
+    whole = np.empty(len(starts), np.uint64)
+    for episodes, rows in episode_batches(starts, len(hashes)):
+        own = starts[episodes] - rows.start
+        position = np.arange(rows.stop - rows.start)
+        position -= np.repeat(own, np.diff(own, append=len(position)))
+        mixed = (hashes[rows] ^ position.astype(np.uint64)) * _MULTIPLIER
+        whole[episodes] = np.add.reduceat(mixed ^ (mixed >> _SHIFT), own)
     return len(starts) - len(np.unique(whole))
 
 

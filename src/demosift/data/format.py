@@ -3,12 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from demosift.data.recording import Recording
 from demosift.types import Dataset
 
 Part = Callable[[], Recording]
+
+
+@runtime_checkable
+class EpisodicPart(Protocol):
+    """A part that can read some of its episodes without the others. Their numbers are `Recording.number`."""
+
+    def __call__(self) -> Recording: ...
+
+    def only(self, numbers: Sequence[int]) -> Recording: ...
 
 
 @dataclass(frozen=True)

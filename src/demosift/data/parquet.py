@@ -46,23 +46,31 @@ def column_names(path: Path) -> list[str]:
         return file.schema_arrow.names
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Parquet file, or some of its columns."""
+def row_group_ends(path: Path) -> np.ndarray:
+    """One past the last row of each row group, as the file's header says."""
+    with open_parquet(path) as file:
+        return np.cumsum([file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)])
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None) -> pa.Table:
+    """A Parquet file, or some of its columns and row groups."""
     with open_parquet(path) as file:
         present, about, size = file.schema_arrow.names, file.metadata, path.stat().st_size
         for name in present if columns is None else columns:
             if present.count(name) != 1:
                 raise InputError(f"{path}: {name}: the file has {'two' if name in present else 'no'} such column")
         wanted = list(present if columns is None else columns)
-        groups = [about.row_group(index) for index in range(about.num_row_groups)]
+        numbers = list(range(about.num_row_groups) if row_groups is None else row_groups)
+        groups = [about.row_group(index) for index in numbers]
+        num_rows = about.num_rows if row_groups is None else sum(group.num_rows for group in groups)
         stored = [group.column(index) for group in groups for index in range(group.num_columns)]
         values = sum(each.num_values for each in stored if each.path_in_schema.partition(".")[0] in wanted)
-        for claimed in (sum(group.total_byte_size for group in groups), 8 * about.num_rows, 8 * values):
+        for claimed in (sum(group.total_byte_size for group in groups), 8 * num_rows, 8 * values):
             check_memory(str(path), claimed)
             check_claim(str(path), claimed, size)
         # A text that comes a million times is stored once: what that makes is known only as it is read.
         batches, num_bytes = [], 0
-        for batch in file.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
+        for batch in file.iter_batches(_BATCH_ROWS, numbers, wanted, use_threads=False):
             num_bytes += batch.nbytes
             check_memory(str(path), num_bytes)
             check_claim(str(path), num_bytes, size)

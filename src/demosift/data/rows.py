@@ -4,30 +4,53 @@
     rows.num_rows, rows.obs_dim, rows.action_dim, rows.discrete
     rows.episode_starts, rows.episode_ends   # int64, one entry per episode
     for obs, action in rows.blocks(65536): ...
+    for obs, action in rows.blocks(65536, 10, 20): ...   # the blocks from number 10 on, up to number 20
     obs, action = rows.take(indices)
 
 A `RowSource` gives exactly the rows of `read_dataset`, in the same order and units: observations float32, actions
 float32 in [-1, 1] or int8 one-hot. Rewards and `infos` are left out. The structure of a file is checked when it is
 opened, its numbers (finite, inside their bounds) whenever a block of them is read, with the same messages.
+Where blocks lie is known before any is read (`layout`), and it does not depend on which of them are read: so several
+machines can share the work of one and see the same blocks.
+
 `open_pair` opens two sources that belong together, as `load` reads them; `digest_source` fingerprints a source.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-from jaxtyping import Float32, Int, Shaped
+from jaxtyping import Bool, Float32, Int, Shaped
 
 from demosift.data.actions import ActionMode, count_actions
 from demosift.data.checks import Described
+from demosift.data.format import EpisodicPart
 from demosift.data.recording import Recording, assemble, check_alike, check_recording, episode_numbers, followed_rows
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError, Origin
 
 BLOCK = 65536
 
 Rows = tuple[Float32[np.ndarray, "rows obs"], Shaped[np.ndarray, "rows action"]]
+
+
+class Layout(NamedTuple):
+    """Where the blocks of a source lie."""
+
+    ends: Int[np.ndarray, "blocks"]  # one past the last row of each block
+    apart: Bool[np.ndarray, "blocks"]  # whether it can be read without what comes before it
+
+    @classmethod
+    def even(cls, num_rows: int, rows: int) -> Self:
+        """Blocks of the same number of rows, but for the last; each can be read by itself."""
+        ends = np.minimum(np.arange(rows, num_rows + rows, rows), num_rows)
+        return cls(ends, np.ones(len(ends), bool))
+
+    def bounds(self, start: int, stop: int | None) -> Iterator[tuple[int, int]]:
+        """The first row, and one past the last, of each block from number `start` up to `stop`."""
+        edges = np.concatenate([[0], self.ends])
+        return zip(edges[:-1][start:stop].tolist(), edges[1:][start:stop].tolist(), strict=True)
 
 
 class RowSource(Described, Protocol):
@@ -52,8 +75,12 @@ class RowSource(Described, Protocol):
         """Where each row truly came from, if the file says so: used to judge scores, never to make them."""
         ...
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
-        """Every row once, in order, in blocks of at most `rows`."""
+    def layout(self, rows: int = BLOCK) -> Layout:
+        """Where the blocks lie that `blocks` gives; nothing is read."""
+        ...
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        """Every row once, in order, in blocks of at most `rows`; or the blocks from number `start` up to `stop`."""
         ...
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
@@ -72,12 +99,18 @@ class DatasetRows:
         self.environment, self.origin = dataset.environment, dataset.origin
         self._obs, self._action = dataset.transitions.obs, dataset.transitions.action
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
-        for start in range(0, self.num_rows, rows):
-            yield self._obs[start : start + rows], self._action[start : start + rows]
+    def layout(self, rows: int = BLOCK) -> Layout:
+        return Layout.even(self.num_rows, rows)
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        for first, end in self.layout(rows).bounds(start, stop):
+            yield self.slice(first, end)
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
         return self._obs[indices], self._action[indices]
+
+    def slice(self, first: int, end: int) -> Rows:
+        return self._obs[first:end], self._action[first:end]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +184,10 @@ class FileRows(ABC):
     def action_range(self) -> Bounds: ...
 
     @abstractmethod
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]: ...
+    def layout(self, rows: int = BLOCK) -> Layout: ...
+
+    @abstractmethod
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]: ...
 
     @abstractmethod
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows: ...
@@ -174,27 +210,53 @@ class PartRows(FileRows):
     def action_range(self) -> Bounds:
         return self.stored_range
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
-        for index in range(len(self.parts)):
-            part = self._read(index)
-            if part is not None:
-                yield from part.blocks(rows)
+    @property
+    def part_starts(self) -> Int[np.ndarray, "parts"]:
+        return np.concatenate([[0], self.part_ends[:-1]])
+
+    def layout(self, rows: int = BLOCK) -> Layout:
+        ends, apart = [np.zeros(0, np.int64)], [np.zeros(0, bool)]
+        for part, first, end in zip(self.parts, self.part_starts, self.part_ends, strict=True):
+            own = Layout.even(end - first, rows)
+            ends.append(first + own.ends)
+            splits = self._splits(part)
+            apart.append(own.apart & (splits | (np.arange(len(own.ends)) == 0)))
+        return Layout(np.concatenate(ends), np.concatenate(apart))
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        bounds = list(self.layout(rows).bounds(start, stop))
+        home = np.searchsorted(self.part_ends, [first for first, _ in bounds], side="right")
+        for index in np.unique(home).tolist():
+            inside = [own for own, part in zip(bounds, home, strict=True) if part == index]
+            read, offset = self._read_rows(index, inside[0][0], inside[-1][1])
+            for first, end in inside:
+                yield read.slice(first - offset, end - offset)
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
         obs = np.empty((len(indices), self.obs_dim), np.float32)
         action = np.empty((len(indices), self.action_dim), np.int8 if self.discrete else np.float32)
         home = np.searchsorted(self.part_ends, indices, side="right")
-        starts = np.concatenate([[0], self.part_ends[:-1]])
         for index in np.unique(home):
-            part, here = self._read(index), home == index
-            assert part is not None
-            obs[here], action[here] = part.take(indices[here] - starts[index])
+            here = home == index
+            obs[here], action[here] = self._assemble(self.parts[index]()).take(indices[here] - self.part_starts[index])
         return obs, action
 
-    def _read(self, index: int) -> DatasetRows | None:
-        part = check_recording(self.parts[index]())
-        if not followed_rows(part, self.max_episode_steps).any():
-            return None
+    def _splits(self, part: Callable[[], Recording]) -> bool:
+        """Whether episodes of this part can be read without the others."""
+        return isinstance(part, EpisodicPart) and self.max_episode_steps is None
+
+    def _read_rows(self, index: int, first: int, end: int) -> tuple[DatasetRows, int]:
+        """Rows of a part, among them those from `first` to `end`, and the number of the first of them."""
+        part, start = self.parts[index], int(self.part_starts[index])
+        if (first, end) == (start, self.part_ends[index]) or not self._splits(part):
+            return self._assemble(part()), start
+        assert isinstance(part, EpisodicPart)
+        low = int(np.searchsorted(self.episode_ends, first, side="right"))
+        high = int(np.searchsorted(self.episode_ends, end, side="left")) + 1
+        return self._assemble(part.only(self.numbers[low:high].tolist())), int(self.episode_starts[low])
+
+    def _assemble(self, recording: Recording) -> DatasetRows:
+        part = check_recording(recording)
         return DatasetRows(assemble(part, self.mode, self.max_episode_steps, self.scale, self.action_dim))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
+from demosift.cluster import Engine, connected
 from demosift.experiments.cells import Cell
-from demosift.experiments.cluster import connected, run_on_ray
+from demosift.experiments.cluster import run_on_ray
 from demosift.experiments.comparisons import comparison
 from demosift.experiments.coverage import measure_coverage
 from demosift.experiments.display import View
@@ -26,8 +27,6 @@ from demosift.progress import duration
 from demosift.report.page import write_report
 from demosift.results.cell import SAC_CURVES
 from demosift.types import InputError
-
-Engine = Literal["local", "ray"]
 
 
 def reproduce(

@@ -162,19 +162,16 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
 
 def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     rows = read_part(folder / ROWS, ["episode", "weight"], role)
-    episodes = read_part(
-        folder / EPISODES, ["episode", "log_weight"], role, optional=["number", "finish", "second_look"]
-    )
+    optional = ["number", "finish", "second_look"]
+    episodes = read_part(folder / EPISODES, ["episode", "log_weight"], role, optional)
     weight = _checked(folder / ROWS, rows["weight"], summary[role].get("rows", len(rows["weight"])))
     number = rows["episode"]
     ends = np.append(np.flatnonzero(np.diff(number)) + 1, len(number))
     every = np.arange(len(ends))
     if not np.array_equal(number[ends - 1], every) or not np.array_equal(np.sort(episodes["episode"]), every):
         raise Unusable(f"{folder}: {ROWS} and {EPISODES} do not agree on the episodes")
-    finish, looks = (
-        episodes.get("finish", np.ones(1)),
-        [episodes["log_weight"], episodes.get("second_look", np.ones(1))],
-    )
+    finish = episodes.get("finish", np.ones(1))
+    looks = episodes["log_weight"], episodes.get("second_look", np.ones(1))
     if any(np.isnan(look).any() for look in looks) or not ((finish > 0) & (finish <= 1)).all():
         raise Unusable(f"{folder / EPISODES}: log_weight, second_look, finish: not a number for each episode")
     best = np.empty(len(ends))

@@ -21,6 +21,8 @@ from jaxtyping import Float, Int
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
+from demosift.data.folds import episode_batches
+
 LOG_LIMIT = float(np.log(1e6))  # weights stay within [1e-6, 1e6]
 RIDGE = 1e-4
 USELESS = 1e-3  # a smaller coefficient of a feature with deviation 1 counts as zero
@@ -56,10 +58,23 @@ def fit_coefficients(
     Features whose scale means nothing are standardised, which lets the ridge weigh them alike. No weight exceeds the
     ceiling.
     """
-    union = features[:, :: max(1, features.shape[1] // MOST_ROWS)]
+    return fit_sets(
+        features[:, :num_expert], features[:, :: thinning(features.shape[1])], ridge, standardise, log_ceiling
+    )
+
+
+def thinning(num_rows: int) -> int:
+    """Of the union, every so-manieth row is enough."""
+    return max(1, num_rows // MOST_ROWS)
+
+
+def fit_sets(
+    expert: Features, union: Features, ridge: float, standardise: bool = True, log_ceiling: float = LOG_LIMIT
+) -> Coefficients:
+    """The same from the features of the expert's rows and of the union's."""
     centre = union.mean(axis=1)
     scale = union.std(axis=1) + 1e-9 if standardise else np.ones(len(union))
-    x_expert, x_union = (((x.T - centre) / scale).T for x in (features[:, :num_expert], union))
+    x_expert, x_union = (((x.T - centre) / scale).T for x in (expert, union))
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         slopes, offset, log_top = parameters[:-2], parameters[-2], parameters[-1]
@@ -74,15 +89,15 @@ def fit_coefficients(
         return float(value), gradient
 
     # Two starts, for a union that is half the expert's and for one that hardly is: the loss is not convex in rho.
-    bounds = [(0.0, None)] * len(features) + [(None, None), (0.0, log_ceiling)]
+    bounds = [(0.0, None)] * len(union) + [(None, None), (0.0, log_ceiling)]
     starts = [
-        np.array([*np.ones(len(features)), offset, min(top, log_ceiling)])
+        np.array([*np.ones(len(union)), offset, min(top, log_ceiling)])
         for offset, top in ((1.0, np.log(2.0)), (-4.0, 5.0))
     ]
     solutions = [minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
     best = min(solutions, key=lambda solution: solution.fun).x
     if (best[:-2] < USELESS).all():
-        return Coefficients(np.zeros(len(features)), 0.0, 0.5)
+        return Coefficients(np.zeros(len(union)), 0.0, 0.5)
     slopes = np.where(best[:-2] < USELESS, 0.0, best[:-2]) / scale
     return Coefficients(slopes, float(best[-2] - slopes @ centre), float(np.exp(-best[-1])))
 
@@ -102,10 +117,14 @@ def segment_quantiles(
     value: Rows, starts: Int[np.ndarray, "episodes"], levels: tuple[float, ...]
 ) -> Float[np.ndarray, "levels episodes"]:
     """Quantiles of every episode's rows, interpolated as `np.quantile` does, without a loop over episodes."""
-    lengths = np.diff(starts, append=len(value))
-    ordered = value[np.lexsort((value, np.repeat(np.arange(len(starts)), lengths)))]
-    position = np.multiply.outer(np.asarray(levels), lengths - 1)
-    below = np.floor(position).astype(np.int64)
-    above = np.minimum(below + 1, lengths - 1)
-    low, high = ordered[starts + below], ordered[starts + above]
-    return low + (high - low) * (position - below)
+    found = np.empty((len(levels), len(starts)))
+    for episodes, rows in episode_batches(starts, len(value)):
+        own, part = starts[episodes] - rows.start, value[rows]
+        lengths = np.diff(own, append=len(part))
+        ordered = part[np.lexsort((part, np.repeat(np.arange(len(own)), lengths)))]
+        position = np.multiply.outer(np.asarray(levels), lengths - 1)
+        below = np.floor(position).astype(np.int64)
+        above = np.minimum(below + 1, lengths - 1)
+        low, high = ordered[own + below], ordered[own + above]
+        found[:, episodes] = low + (high - low) * (position - below)
+    return found

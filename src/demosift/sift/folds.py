@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     def left_out(self, model: int, rows: slice | Int[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
         return self.model_of(model // self.num_folds, rows) == model
 
-    def take(self, rows: Int[np.ndarray, "rows"]) -> "Plan":
+    def take(self, rows: slice | Int[np.ndarray, "rows"]) -> "Plan":
         return self._replace(fold=self.fold[rows], shared=self.shared[rows])
 
 

@@ -6,12 +6,12 @@ row is at least as common in the expert's data as in the union.
 """
 
 import dataclasses
-import functools
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.algorithms import facts
+from demosift.cluster import Engine as EngineName
 from demosift.data import (
     RowSource,
     digest_source,
@@ -35,11 +36,10 @@ from demosift.data.checks import check_state
 from demosift.data.features import FeatureRows
 from demosift.data.folds import hash_rows
 from demosift.data.formats import Source, chosen_episodes
-from demosift.data.normaliser import Normaliser
 from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
-from demosift.report.statistics import probability_greater, sample_std
+from demosift.report.statistics import probability_greater
 from demosift.results.scores import TASK, merit, standing
 from demosift.sift.agreement import Agreement, measure_agreement
 from demosift.sift.calibration import (
@@ -52,14 +52,15 @@ from demosift.sift.calibration import (
 )
 from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words, judge_bad
+from demosift.sift.engines import BLOCK, Engine, Here, open_engine
 from demosift.sift.films import make_films
 from demosift.sift.finish import EARLY, measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
-from demosift.sift.scorers import DEFAULT, Fitted, Scorer, features_by_models, held_out_features, make_scorer
+from demosift.sift.scorers import DEFAULT, Scorer, held_out_features, make_scorer
 from demosift.sift.second_look import look_again, possible
-from demosift.sift.training import Report
-from demosift.sift.training_sample import BLOCK, Survey, TrainingSample, draw_training_sample, survey
+from demosift.sift.training_sample import Survey, TrainingSample, draw_training_sample, survey
+from demosift.sift.weighing import Weigher, weigh_rows
 from demosift.types import Dataset, InputError
 from demosift.vision.embedding import Cameras, Joiner, prepare_features
 
@@ -92,6 +93,7 @@ class Scored:
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # more about episodes, where no expert was named
     page: Mapping[str, Any] = field(default_factory=dict)  # what `page.json` holds
     seconds: Mapping[str, float] = field(default_factory=dict)  # of each stage; in no file, so that bytes can be equal
+    workers: Mapping[str, float] = field(default_factory=dict)  # what they used, of a cluster; in no file either
 
     @property
     def expert(self) -> Float[np.ndarray, "rows"]:
@@ -120,6 +122,11 @@ class Scored:
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
+        return dict(self._episodes)
+
+    @cached_property
+    def _episodes(self) -> dict[str, np.ndarray]:
+        """Of many rows this takes a while, and both the page and the file need it."""
         starts = np.concatenate([[0], self.episode_ends[:-1]])
         rows = np.diff(self.episode_ends, prepend=0)
         number = np.arange(len(starts))
@@ -183,6 +190,8 @@ def score(
     expert_observations: bool = False,
     task_column: str | None = None,
     progress: bool | None = None,
+    engine: EngineName = "local",
+    address: str | None = None,
 ) -> Scored:
     """Weigh every row of the union of two sources by models that were not trained on it.
 
@@ -203,6 +212,9 @@ def score(
 
     A dataset of several tasks is scored task by task (`by_task`): LeRobot's own tasks, or those that `task_column`
     tells apart. "none" scores all of it together.
+
+    `engine`: "ray" has the rows read and weighed by tasks on the Ray cluster at `address`, or on one started on this
+    machine; models are trained here. The result is the same to the last byte.
     """
     _check_request(members, folds, seed, threshold)
     if expert_observations and features is not None:
@@ -215,29 +227,35 @@ def score(
         watch = Stopwatch()
         joiner = make_joiner(expert, supplementary, bad, features, state, progress)
         watch.lap("features")
-        how = Request(scorer, members, folds, seed, threshold, actions, progress, joiner, expert_observations)
-        tasks = find_tasks(expert, supplementary, bad, task_column)
-        if tasks is None:
-            scored = _score(expert, supplementary, bad, how, watch)
-        else:
-            from demosift.sift.by_task import score_tasks  # which merges what this module makes
+        with open_engine(engine, address) as on:
+            watch.lap("connect")
+            chosen = (threshold, actions, progress, joiner, expert_observations, on)
+            how = Request(scorer, members, folds, seed, *chosen)
+            tasks = find_tasks(expert, supplementary, bad, task_column)
+            if tasks is None:
+                scored = _score(expert, supplementary, bad, how, watch)
+            else:
+                from demosift.sift.by_task import score_tasks  # which merges what this module makes
 
-            assert not isinstance(expert, Dataset)
-            assert not isinstance(supplementary, Dataset)
-            one = functools.partial(_score, how=how, watch=watch)
-            scored = score_tasks(tasks, expert, supplementary, bad, how, one)
+                assert not isinstance(expert, Dataset)
+                assert not isinstance(supplementary, Dataset)
+                one = partial(_score, how=how, watch=watch)
+                scored = score_tasks(tasks, expert, supplementary, bad, how, one)
+        watch.lap("connect")
         if not isinstance(expert, Dataset) and not isinstance(supplementary, Dataset):
             scored = with_films(scored, features.names if isinstance(features, Cameras) else ())
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
-    return dataclasses.replace(scored, seconds=watch.seconds)
+    return scored
 
 
 def with_films(scored: Scored, names: Sequence[str]) -> Scored:
     """The scores with pictures for their page, where the data have some; a video that is broken is a warning."""
     summary = dict(scored.summary)
     films, wrong = make_films(scored.page, summary["expert"]["path"], summary["supplementary"]["path"], names)
+    if films is None and wrong is None:
+        return scored
     if wrong is not None:
         summary["warnings"] = [*summary["warnings"], wrong]
     page = scored.page if films is None else {**scored.page, "films": films}
@@ -306,6 +324,7 @@ class Request(NamedTuple):
     progress: bool | None
     joiner: Joiner | None = None
     expert_observations: bool = False
+    engine: Engine = Here()
 
     def open_rows(self, source: Source | Dataset) -> RowSource:
         return self.joined(source, open_rows(source, self.actions))
@@ -365,9 +384,11 @@ def weigh_union(sources: tuple[RowSource, RowSource], how: Request, watch: Stopw
     total = num_expert + sources[1].num_rows
     with Progress(how.progress) as display:
         reading = display.line(f"reading{against}", total)
-        surveys = [survey(source, reading.advance) for source in sources]
+        hashes = np.empty(total, np.uint64)
+        parts = hashes[:num_expert], hashes[num_expert:]
+        surveys = [survey(each, reading.advance, how.engine, own) for each, own in zip(sources, parts, strict=True)]
         watch.lap("survey")
-        copies = find_copies(np.concatenate([each.hashes for each in surveys]), num_expert)
+        copies = find_copies(hashes, num_expert)
         plan = make_plan(*sources, copies, folds, how.members, how.seed)
         normaliser = surveys[1].normaliser()
         sample = draw_training_sample(*sources, normaliser, plan, how.seed)
@@ -377,7 +398,8 @@ def weigh_union(sources: tuple[RowSource, RowSource], how: Request, watch: Stopw
         coefficients = [fit_coefficients(each, sample.num_expert) for each in held_out_features(fitted, sample)]
         watch.lap("train")
         scoring = display.line(f"scoring{against}", total)
-        alone, spread = weigh_rows(fitted, coefficients, plan, normaliser, sources, scoring.advance)
+        weigher = Weigher(fitted, coefficients, normaliser)
+        alone, spread = weigh_rows(weigher, plan, hashes, sources, how.engine, scoring.advance)
         watch.lap("weigh")
     ends = np.concatenate([sources[0].episode_ends, num_expert + sources[1].episode_ends])
     weight, context = weigh_in_context(alone, ends, num_expert)
@@ -399,7 +421,8 @@ def _score(
         watch.lap("agreement")
     found = weigh_union(how.open_pair(expert, supplementary), how, watch)
     sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
-    warnings = find_warnings(found)
+    quality = held_out_quality(found.alone, found.plan, num_expert)
+    warnings = find_warnings(found, quality["auc"])
     known_bad, factor = None, np.ones(len(weight))
     if bad is not None:
         likeness = weigh_union(how.open_pair(bad, supplementary), how, watch, " bad")
@@ -410,7 +433,6 @@ def _score(
         known_bad = describe_bad(bad, likeness, supplementary)
         if likeness.useless:
             warnings.append("rows that are known to be bad cannot be told from the pile's: they changed no weight")
-    quality = held_out_quality(found.alone, found.plan, num_expert)
     known = not how.expert_observations
     diagnosis, samples = diagnose(sources, weight, found.copies, found.useless, how.seed, known)
     if known_bad is not None:
@@ -421,8 +443,9 @@ def _score(
     if agreement is None and not found.useless and possible(sources):
         first = episode_means(np.log(weight), found.ends)[len(sources[0].episode_ends) :]
         own = None if finish is None else finish.share[len(sources[0].episode_ends) :]
+        here = how._replace(engine=Here())  # a part of the rows, in memory
         second = look_again(
-            sources, merit(first, own), lambda pair: weigh_union(pair, how, watch, " again").weight, how.seed
+            sources, merit(first, own), lambda pair: weigh_union(pair, here, watch, " again").weight, how.seed
         )
         finish = second.finish
     early = 0 if finish is None else int((finish.share[len(sources[0].episode_ends) :] < EARLY).sum())
@@ -472,15 +495,17 @@ def _score(
         if isinstance(supplementary, Dataset):
             numbers = order
     fold, num_episodes = found.plan.fold, len(sources[0].episode_ends)
-    scored = Scored(weight, spread, fold, num_expert, found.ends, num_episodes, summary, numbers, columns)
-    page = page_content(sources, weight, scored.episodes(), samples, how.threshold)
+    page: dict[str, Any] = {}
+    rows = weight, spread, fold, num_expert, found.ends, num_episodes
+    scored = Scored(*rows, summary, numbers, columns, page, watch.seconds, how.engine.usage)
+    page |= page_content(sources, weight, scored.episodes(), samples, how.threshold)
     watch.lap("judge")
-    return dataclasses.replace(scored, page=page)
+    return scored
 
 
 def episode_means(values: np.ndarray, ends: Int[np.ndarray, "episodes"]) -> Float[np.ndarray, "episodes"]:
     length = np.diff(ends, prepend=0)
-    return np.add.reduceat(values.astype(np.float64), ends - length) / length
+    return np.add.reduceat(values.astype(np.float64, copy=False), ends - length) / length
 
 
 def stand_in(
@@ -497,36 +522,6 @@ def stand_in(
     return expert, others, agreement
 
 
-def weigh_rows(
-    fitted: Fitted,
-    coefficients: list[Coefficients],
-    plan: Plan,
-    normaliser: Normaliser,
-    sources: tuple[RowSource, RowSource],
-    report: Report,
-) -> tuple[Float[np.ndarray, "rows"], Float[np.ndarray, "rows"]]:
-    """Every row's weight, the median over members, and their standard deviation, NaN where there is one member."""
-    weight, spread = (np.empty(len(plan.fold)) for _ in range(2))
-    position = 0
-    for source in sources:
-        for obs, action in source.blocks(BLOCK):
-            block = slice(position, position + len(obs))
-            by_member = weigh_block(fitted, coefficients, plan, block, normaliser.apply(obs), action)
-            weight[block] = np.exp(np.median(by_member, axis=0))
-            spread[block] = sample_std(np.exp(by_member), axis=0)
-            position = block.stop
-            report(len(obs))
-    return weight, spread
-
-
-def weigh_block(
-    fitted: Fitted, coefficients: list[Coefficients], plan: Plan, block: slice, obs: np.ndarray, action: np.ndarray
-) -> Float[np.ndarray, "members rows"]:
-    """Log-weights of consecutive rows of the union, each by the member's model that left it out."""
-    features = features_by_models(fitted, plan.models_of(block), obs, action)
-    return np.stack([own.log_weight(each) for own, each in zip(coefficients, features, strict=True)])
-
-
 def in_figures(own: Coefficients) -> dict[str, Any]:
     return {"slopes": own.slopes.tolist(), "offset": own.offset, "ceiling": 1 / own.share}
 
@@ -537,16 +532,15 @@ def held_out_quality(weight: Float[np.ndarray, "rows"], plan: Plan, num_expert: 
     def quality(expert: np.ndarray, union: np.ndarray) -> dict[str, float]:
         return {"auc": probability_greater(expert, union), "log_loss": log_loss(np.log(union), len(expert))}
 
-    folds = [weight[plan.fold == k] for k in range(plan.num_folds)]
-    sizes = [int((plan.fold[:num_expert] == k).sum()) for k in range(plan.num_folds)]
-    return {
-        **quality(weight[:num_expert], weight),
-        "folds": [quality(own[:size], own) for own, size in zip(folds, sizes, strict=True)],
-    }
+    folds = []
+    for k in range(plan.num_folds):
+        own = weight[plan.fold == k]
+        folds.append(quality(own[: int((plan.fold[:num_expert] == k).sum())], own))
+    return {**quality(weight[:num_expert], weight), "folds": folds}
 
 
-def find_warnings(union: Union) -> list[str]:
-    """What a reader should know before trusting the weights."""
+def find_warnings(union: Union, auc: float) -> list[str]:
+    """What a reader should know before trusting the weights. `auc`: of held-out expert rows against the union's."""
     sources, surveys, copies, found = union.sources, union.surveys, union.copies, []
     inside = copies.shared[copies.num_expert :]
     if inside.all():
@@ -559,7 +553,6 @@ def find_warnings(union: Union) -> list[str]:
             found.append(f"{repeated} of {len(source.episode_ends)} episodes of the {name} set repeat earlier ones")
     if copies.num_expert < FEW_ROWS:
         found.append(f"the expert set has only {copies.num_expert} rows: the weights are rough guesses")
-    auc = probability_greater(union.alone[: union.num_expert], union.alone)
     if union.useless:
         found.append("held-out expert rows cannot be told from the union's: every weight is about 1")
     elif auc < 0.55 and not inside.all():

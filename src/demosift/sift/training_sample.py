@@ -4,8 +4,8 @@ A set that does not fit in memory is read twice from end to end: here, to hash i
 again to weigh it. In between, models train on the sample.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Shaped, UInt64
@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float, Float32, Int, Shaped, UInt64
 from demosift.data import RowSource
 from demosift.data.folds import hash_rows
 from demosift.data.normaliser import Normaliser
+from demosift.data.rows import Rows
+from demosift.sift.engines import Engine, Here
 from demosift.sift.folds import Plan
 
 EXPERT_ROWS, SUPPLEMENTARY_ROWS = 65_536, 262_144  # the most rows of each set to train on
-BLOCK = 131_072  # rows read at a time
 
 Advance = Callable[[int], None]
 
@@ -46,18 +47,40 @@ class Survey(NamedTuple):
         return Normaliser((-self.mean).astype(np.float32), (1 / (self.deviation + 1e-3)).astype(np.float32))
 
 
-def survey(source: RowSource, advance: Advance) -> Survey:
-    """Every row's hash, and the states' moments, merged block by block (Chan, Golub and LeVeque 1983)."""
-    hashes = np.empty(source.num_rows, np.uint64)
+class BlockSurvey(NamedTuple):
+    """What a block of rows tells: their hashes, and the mean of their states and the squared distances from it."""
+
+    hashes: UInt64[np.ndarray, "rows"]
+    mean: Float[np.ndarray, "obs"]
+    squares: Float[np.ndarray, "obs"]
+
+
+def survey_blocks(blocks: Iterator[Rows], shared: Any, own: Any) -> Iterator[BlockSurvey]:
+    for obs, action in blocks:
+        mean = obs.mean(axis=0, dtype=np.float64)
+        yield BlockSurvey(hash_rows(obs, action), mean, ((obs - mean) ** 2).sum(axis=0))
+
+
+def survey(
+    source: RowSource,
+    advance: Advance,
+    engine: Engine | None = None,
+    hashes: UInt64[np.ndarray, "rows"] | None = None,
+) -> Survey:
+    """Every row's hash, and the states' moments, merged block by block (Chan, Golub and LeVeque 1983).
+
+    `hashes`: where to put them.
+    """
+    hashes = np.empty(source.num_rows, np.uint64) if hashes is None else hashes
     count, mean, squares = 0, np.zeros(source.obs_dim), np.zeros(source.obs_dim)
-    for obs, action in source.blocks(BLOCK):
-        hashes[count : count + len(obs)] = hash_rows(obs, action)
-        block_mean = obs.mean(axis=0, dtype=np.float64)
-        apart, total = block_mean - mean, count + len(obs)
-        squares += ((obs - block_mean) ** 2).sum(axis=0) + apart**2 * (count * len(obs) / total)
-        mean += apart * (len(obs) / total)
+    for block in (engine or Here()).run(survey_blocks, source):
+        rows = len(block.hashes)
+        hashes[count : count + rows] = block.hashes
+        apart, total = block.mean - mean, count + rows
+        squares += block.squares + apart**2 * (count * rows / total)
+        mean += apart * (rows / total)
         count = total
-        advance(len(obs))
+        advance(rows)
     return Survey(hashes, mean, np.sqrt(squares / count))
 
 

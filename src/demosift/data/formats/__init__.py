@@ -98,11 +98,15 @@ def parts_of(source: Source) -> Sequence[Part]:
     return format_of(source).parts(place, **options)
 
 
+def source_files(source: Source) -> Sequence[Path]:
+    """The files that a source's data consist of, in order."""
+    return format_of(source).files_of(_split(source)[0])
+
+
 def digest_source(source: Source) -> str:
     """A fingerprint of the bytes of a source's files, in order, and of its options. Files may be renamed."""
-    place, options = _split(source)
-    sha = hashlib.sha256(str(sorted(options.items())).encode())
-    for path in format_of(source).files_of(place):
+    sha = hashlib.sha256(str(sorted(_split(source)[1].items())).encode())
+    for path in source_files(source):
         try:
             with open_regular(path) as file:
                 content = hashlib.file_digest(file, "sha256").digest()

@@ -8,8 +8,9 @@ is never made.
 import importlib.metadata
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +82,13 @@ def _data_folder(place: str) -> Path:
     return data
 
 
-def record_minari(name: str) -> Recording:
-    data = _data_folder(name)
+def minari_parts(place: str) -> Sequence[partial[Recording]]:
+    """One part, whose folder is found here: on another machine an id may stand for another one."""
+    return [partial(record_minari, place, _data_folder(place))]
+
+
+def record_minari(name: str, data: Path | None = None) -> Recording:
+    data = data or _data_folder(name)
     metadata = _read_metadata(name, data)
     spaces = _read_spaces(name, metadata)
     parts = _vector_parts(spaces[0]) if metadata["data_format"] == "hdf5" else None
@@ -406,6 +412,4 @@ def find_pictures(place: str) -> tuple[Path, list[str]]:
     return data / "main_data.hdf5", [f"{name}/observations" for name, kept in zip(names, stepped, strict=True) if kept]
 
 
-FORMAT = Format(
-    "minari", is_minari, lambda place: [lambda: record_minari(place)], write_minari, minari_files, keep_minari
-)
+FORMAT = Format("minari", is_minari, minari_parts, write_minari, minari_files, keep_minari)

@@ -19,7 +19,7 @@ from demosift.data.actions import ActionMode, one_hot, scale_actions
 from demosift.data.checks import as_flags, as_matrix, check_lengths, check_memory, find_hdf5, open_hdf5
 from demosift.data.formats.hdf5.file import ORIGIN, find_arrays, read_attributes, read_names, read_rows
 from demosift.data.recording import as_actions, as_origin, check_types, cut_episodes, drop_unfollowed
-from demosift.data.rows import BLOCK, FileRows, Rows
+from demosift.data.rows import BLOCK, FileRows, Layout, Rows
 from demosift.types import Bounds, InputError, Origin
 
 _MAPPED_BYTES = 1 << 26  # of the file at a time
@@ -59,20 +59,30 @@ class HDF5Rows(FileRows):
     def action_range(self) -> Bounds:
         return self._range
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Rows]:
+    def layout(self, rows: int = BLOCK) -> Layout:
+        stored, ends = self._stored_blocks(rows)
+        return Layout(ends, np.ones(len(stored), bool))
+
+    def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        stored, _ = self._stored_blocks(rows)
         with open_hdf5(self.path) as file:
             found = find_arrays(file)
-            for start in range(0, self.stored_rows, rows):
-                block = np.s_[start : start + rows]
+            for first in stored[start:stop].tolist():
+                block = np.s_[first : first + rows]
                 obs, action = (read_rows(found[key], block) for key in ("observations", "actions"))
-                obs, action = self._convert(obs, action, start)
-                low, high = np.searchsorted(self.dropped, (start, start + rows))
-                if high - low == len(obs):
-                    continue
+                obs, action = self._convert(obs, action, first)
+                low, high = np.searchsorted(self.dropped, (first, first + rows))
                 if high > low:
-                    gone = self.dropped[low:high] - start
+                    gone = self.dropped[low:high] - first
                     obs, action = np.delete(obs, gone, axis=0), np.delete(action, gone, axis=0)
                 yield obs, action
+
+    def _stored_blocks(self, rows: int) -> tuple[Int[np.ndarray, "blocks"], Int[np.ndarray, "blocks"]]:
+        """The first stored row of each block, and one past its last row. Blocks of dropped rows alone are left out."""
+        stored = Layout.even(self.stored_rows, rows).ends
+        ends = stored - np.searchsorted(self.dropped, stored)
+        held = np.diff(ends, prepend=0) > 0
+        return np.arange(0, self.stored_rows, rows)[held], ends[held]
 
     def take(self, indices: Int[np.ndarray, "rows"]) -> Rows:
         indices = np.asarray(indices)

@@ -14,7 +14,6 @@ the state after an episode's last frame is unknown, and that frame is dropped as
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import pyarrow as pa
 from demosift.data.checks import as_flags
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar
-from demosift.data.parquet import as_indices, as_numbers, column_names, read_table, to_python
+from demosift.data.parquet import as_indices, as_numbers, column_names, read_table, row_group_ends, to_python
 from demosift.data.recording import Recording
 from demosift.files import check_links, mismatch, read_json
 from demosift.types import InputError
@@ -71,11 +70,39 @@ def lerobot_files(place: str) -> list[Path]:
     return sorted([*meta, *data_files(info)])
 
 
-def lerobot_parts(place: str, obs: str | None = None) -> Sequence[partial[Recording]]:
+class Facts(NamedTuple):
+    """What the files of a dataset share: what to read of them, and how it is described."""
+
+    info: Info
+    keys: list[str]
+    skipped: list[str]
+    sidecar: Sidecar
+
+
+class ShardPart(NamedTuple):
+    """Reads the episodes of a shard, or only some of them."""
+
+    facts: Facts
+    shard: Shard
+
+    def __call__(self) -> Recording:
+        return _record_shard(self.facts, self.shard)
+
+    def only(self, numbers: Sequence[int]) -> Recording:
+        """Of the file, only the index and the row groups that hold these episodes are read."""
+        path = self.shard.path
+        episode = as_indices(path, "episode_index", read_table(path, ["episode_index"])["episode_index"])
+        ends = row_group_ends(path)
+        rows = np.flatnonzero(np.isin(episode, numbers))
+        groups = np.unique(np.searchsorted(ends, rows, side="right")).tolist()
+        return _record_shard(self.facts, Shard(path, tuple(numbers)), groups)
+
+
+def lerobot_parts(place: str, obs: str | None = None) -> Sequence[ShardPart]:
     info = read_info(place)
     keys, skipped = observation_keys(info, obs)
-    sidecar = read_sidecar(info.root / "meta" / SIDECAR)
-    return [partial(_record_shard, info, shard, keys, skipped, sidecar) for shard in list_shards(info)]
+    facts = Facts(info, keys, skipped, read_sidecar(info.root / "meta" / SIDECAR))
+    return [ShardPart(facts, shard) for shard in list_shards(info)]
 
 
 def lerobot_facts(place: str, name: str) -> dict[int, Any]:
@@ -184,12 +211,13 @@ def order_frames(table: pa.Table, shard: Shard) -> tuple[np.ndarray, np.ndarray]
     return order, last
 
 
-def _record_shard(info: Info, shard: Shard, keys: list[str], skipped: list[str], sidecar: Sidecar) -> Recording:
+def _record_shard(facts: Facts, shard: Shard, row_groups: Sequence[int] | None = None) -> Recording:
+    info, keys, skipped, sidecar = facts
     following = [f"next.{key}" for key in keys]
     wanted = ["episode_index", "frame_index", *keys, ACTION]
     optional = [REWARD, DONE, TRUNCATED, *([ORIGIN] if sidecar.origin_names else []), *following]
     wanted += [key for key in optional if key in info.features]
-    table, path = read_table(shard.path, wanted), shard.path
+    table, path = read_table(shard.path, wanted, row_groups), shard.path
     order, last = order_frames(table, shard)
 
     def column(key: str) -> np.ndarray:
