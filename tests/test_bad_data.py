@@ -111,7 +111,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         assert tree(tmp_path) == before
     with pytest.raises(InputError, match="give that set too"):
         ds.load(expert, bad=rest)
-    weighted = Demonstrations(PILE, PILE, np.ones(2 * len(PILE)), PILE)
+    weighted = Demonstrations(PILE, PILE, np.ones(2 * len(PILE)), bad=PILE)
     with pytest.raises(InputError, match="come with weights"):
         ds.fit(ds.Sift(), weighted, progress=False)
     with pytest.raises(InputError, match="bc: cannot use bad data"):

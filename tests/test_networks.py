@@ -14,6 +14,7 @@ import pytest
 from demosift.algorithms import DWBC, REGISTRY, WBCU, Batch, DemoDICE, dwbc, make_algorithm, wbcu
 from demosift.learning.acting import numpy_policy
 from demosift.learning.cloning import clone
+from demosift.learning.critic import criticise
 from demosift.learning.learner import start
 from demosift.learning.networks import (
     FLOAT32_EPSILON,
@@ -136,7 +137,8 @@ def test_second_order_gradients_are_finite_differences(what: str):
     def loss_and_gradient(leaves: list) -> tuple[Any, Any]:
         learner = start(jax.tree.unflatten(structure, leaves))
         if what == "critic":
-            after, value, _ = DemoDICE(nu_penalty=0.5, alpha=0.4, batch_size=8).criticise(learner, batch, reward)
+            settings = {"discount": 0.99, "temperature": 1.4, "nu_penalty": 0.5, "learning_rate": 3e-4}
+            after, value, _ = criticise(learner, batch, batch.union, reward, **settings)
         else:
             after, _, metrics = wbcu.discriminate(learner, batch, 0.1, 5.0, what)
             value = metrics["discriminator_loss"]

@@ -141,7 +141,7 @@ def at_right_angles() -> Demonstrations:
         )
         for obs, end in zip((experts, pile), ends, strict=True)
     ]
-    return Demonstrations(*sets)
+    return Demonstrations(sets[0], sets[1])
 
 
 def test_otr_by_hand():

@@ -73,7 +73,7 @@ def test_stretches_give_the_weights_of_the_whole(tmp_path: Path, monkeypatch: py
         here, there = (
             scoring.weigh_union(how.open_pair(*pair), how, Stopwatch())
             for how in (
-                scoring.Request(make_scorer("neighbours"), 2, 3, 0, 0.5, "check", False, joiner, engine)
+                scoring.Request(make_scorer("neighbours"), 2, 3, 0, 0.5, "check", False, joiner, engine=engine)
                 for engine in (engines.Here(), InStretches())
             )
         )

@@ -440,7 +440,8 @@ class ScriptedPolicy:
         raise InputError(f"act: the program of {self.environment.id} needs the simulator: record or evaluate it")
 
 
-Actor = Policy | RandomPolicy | NoisyPolicy | ScriptedPolicy
+Named = Policy | RandomPolicy | ScriptedPolicy  # what a name on the command line stands for
+Actor = Named | NoisyPolicy
 
 
 def _observations(obs: ArrayLike, obs_dim: int | None = None) -> tuple[Float[np.ndarray, "rows obs"], bool]:

@@ -87,7 +87,7 @@ def check_lerobot(python: Path, data: Path) -> None:
     ask(python, "with_lerobot.py", "read", source, EPISODES, EPISODES * STEPS)
     flags = ["--scorer", "neighbours", "--members", "1", "--task-column", "none"]
     demosift("score", source, "--expert-episodes", "0-2", *flags, "--out", scores)
-    demosift("filter", source, "--scores", scores, "--episodes", 6, "--out", f"lerobot:{data / 'kept'}")
+    demosift("filter", source, "--scores", scores, "--episodes", "6", "--out", f"lerobot:{data / 'kept'}")
     ask(python, "with_lerobot.py", "read", data / "kept", 6, 6 * STEPS)
     demosift("filter", source, "--scores", scores, "--frames", "--out", f"lerobot:{data / 'cut'}")
     rows = [pq.read_table(path, columns=["episode_index"]) for path in sorted((data / "cut/data").glob("*/*.parquet"))]
@@ -128,7 +128,7 @@ def check_robomimic(python: Path, data: Path) -> None:
     demosift(
         *("score", source, "--expert-episodes", "0-2", "--scorer", "neighbours", "--members", "1", "--out", scores)
     )
-    demosift("filter", source, "--scores", scores, "--episodes", 5, "--out", data / "kept.hdf5")
+    demosift("filter", source, "--scores", scores, "--episodes", "5", "--out", data / "kept.hdf5")
     ask(python, "with_robomimic.py", data / "kept.hdf5", 5)
     flags = ["--scores", scores, "--episodes", 5, "--filter-key", "best"]
     demosift("filter", source, *flags, "--out", data / "masked.hdf5")

@@ -50,4 +50,5 @@ def made_once(
 ) -> Reward:
     """What `make` gives these data, once in a process and once in a folder."""
     key = key_of(data, method, data.expert_actions)
-    return prepared(key, folder, lambda _: {"reward": make(data).astype(np.float32)})["reward"]
+    rows = {"reward": len(data.expert) + len(data.supplementary or ())}
+    return prepared(key, folder, rows, lambda _: {"reward": make(data).astype(np.float32)})["reward"]

@@ -111,8 +111,8 @@ def probability_greater(first: Float[np.ndarray, "n"], second: Float[np.ndarray,
     if any(len(values) and np.isnan(values[-1]) for values in both):  # which is sorted to the end
         return np.nan
     # A rank is a multiple of a half, and so is their sum, exactly. The sorted sets take less room than ranks of all.
-    less, not_more = (sum(np.searchsorted(values, first, side=side) for values in both) for side in ("left", "right"))
-    ranks = (less + not_more + 1) / 2
+    places = [np.searchsorted(values, first, side=side) for values in both for side in ("left", "right")]
+    ranks = (np.sum(places, axis=0) + 1) / 2
     return float((ranks.sum() - len(first) * (len(first) + 1) / 2) / (len(first) * len(second)))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from demosift.policy import Actor, Policy, RandomPolicy, ScriptedPolicy
+from demosift.policy import Actor, Named, Policy, RandomPolicy, ScriptedPolicy
 from demosift.processes import Closing
 from demosift.ranges import EPISODES, SEED, STEPS
 from demosift.simulation import environments
@@ -242,7 +242,7 @@ def policy_and_environment(
 
 def load_policy(
     text: str | os.PathLike[str], env: EnvironmentSpec | str | None = None, member: int | None = None
-) -> Actor:
+) -> Named:
     """A policy by its name on the command line: a run folder, a `.safetensors` file, or `expert`, `medium`, `random`.
 
     The three names need an environment. Write `./expert` for a folder that happens to be called `expert`.
@@ -265,7 +265,7 @@ def load_policy(
     return policy.member(member)
 
 
-def _named_policy(name: str, spec: EnvironmentSpec) -> Actor:
+def _named_policy(name: str, spec: EnvironmentSpec) -> Named:
     if name == "random":
         return RandomPolicy(spec)
     if name == "expert" and spec.id in SCRIPTED:
