@@ -251,7 +251,7 @@ def tabular_values() -> tuple[np.ndarray, np.ndarray]:
     """V(s), and the advantages of the union's rows, at the fixed point of exact IQL."""
     union = CHAIN.union
     here, there = union.obs.argmax(axis=1), union.next_obs.argmax(axis=1)
-    value = np.zeros(STATES)
+    value, q = np.zeros(STATES), np.zeros(len(here))
     for _ in range(500):
         q = union.reward + DISCOUNT * ~union.terminal * value[there]
         for state in range(GOAL):
@@ -327,7 +327,8 @@ def with_reward(data: Demonstrations, reward: float) -> Demonstrations:
     assert data.supplementary is not None
     parts = (data.expert, data.supplementary)
     rows = [part.transitions._replace(reward=np.full(len(part), reward, np.float32)) for part in parts]
-    return Demonstrations(*(dataclasses.replace(p, transitions=r) for p, r in zip(parts, rows, strict=True)))
+    expert, pile = (dataclasses.replace(p, transitions=r) for p, r in zip(parts, rows, strict=True))
+    return Demonstrations(expert, pile)
 
 
 def test_data_without_rewards_are_refused(tmp_path: Any):

@@ -59,7 +59,7 @@ def clouds(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows and references on which float32 alone goes wrong, each in its way. Neither fills its last block or tile."""
     rng = np.random.default_rng(3)
     reference, rows = (rng.normal(size=(count, 7)).astype(np.float32) for count in (600, 300))
-    scale = np.float32([1e-3, 1, 1, 1, 1e4, 1, 1])
+    scale = np.array([1e-3, 1, 1, 1, 1e4, 1, 1], np.float32)
     match name:
         case "duplicates":
             reference[300:] = reference[299::-1]  # equally near rows, in another order and in other groups

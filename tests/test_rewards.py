@@ -135,13 +135,13 @@ def at_right_angles() -> Demonstrations:
     e = np.eye(4, dtype=np.float32)
     experts, pile = np.array([e[0], e[1], e[2], e[3]]), np.array([e[2], 7 * e[3], e[0], e[3], e[0], e[0]])
     ends = [np.arange(len(obs)) % 2 == 1 for obs in (experts, pile)]
-    sets = [
+    expert, pile = (
         Dataset(
             Transitions(obs, obs[:, :1], np.zeros(len(obs), np.float32), obs, np.zeros(len(obs), bool)), timeout=end
         )
         for obs, end in zip((experts, pile), ends, strict=True)
-    ]
-    return Demonstrations(*sets)
+    )
+    return Demonstrations(expert, pile)
 
 
 def test_otr_by_hand():
