@@ -552,6 +552,8 @@ PADDED = [
     ("wbcu", {"gradient_penalty": 10.0}),
     pytest.param("dwbc", {"discriminator_every": 2}, marks=pytest.mark.long),
     pytest.param("demodice", {}, marks=pytest.mark.long),
+    pytest.param("smodice", {"discriminator_iterations": 2}, marks=pytest.mark.long),
+    pytest.param("lobsdice", {}, marks=pytest.mark.long),
 ]
 
 
@@ -596,8 +598,10 @@ def test_axes_are_known_by_what_they_follow():
     own, common = padding.Sizes(2, 1), padding.Sizes(3, 2)
     assert padding.places((1, 1), own, common).tolist() == [0, 1, 3]
     assert padding.places((0, 2), own, common).tolist() == [0, 2]
+    assert padding.places((2, 0), own, common).tolist() == [0, 1, 3, 4]
+    assert padding.places((2, 1), own, common).tolist() == [0, 1, 3, 4, 6]
     with pytest.raises(InputError, match="cannot share a program"):
-        padding.kind_of(2 * padding.PROBE.obs)
+        padding.kind_of(3 * padding.PROBE.obs)
 
 
 # The view and the files

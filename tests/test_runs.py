@@ -26,6 +26,7 @@ def config(**changes: Any) -> Row:
         "normalise": "union",
         "precision": "bfloat16",
         "ensemble": 3,
+        "expert_actions": False,
         "held_out": 0.2,
         "patience": 4,
         "log_every": 5,
