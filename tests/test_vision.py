@@ -407,7 +407,7 @@ def test_pictures_show_what_states_do_not(tmp_path: Path):
         "without": {},
         "alone": {"features": cameras, "state": False},
     }.items():
-        scored = ds.score(expert, other, scorer="neighbours", members=1, **asked)
+        scored = ds.score(expert, other, scorer="neighbours", members=1, task_column="none", **asked)
         episode = scored.episodes()
         rank = episode["rank"][episode["source"] == "supplementary"]
         found[name] = np.mean(np.array(wrong)[np.argsort(rank)[8:]])  # share of wrong ones in the worse half
