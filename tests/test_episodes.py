@@ -248,11 +248,39 @@ def test_idle_steps_are_found():
     zeros = np.zeros(len(obs), np.float32)
     timeout = np.arange(1, len(obs) + 1) % len(state) == 0
     data = Dataset(Transitions(obs, obs, zeros, obs, zeros.astype(bool)), timeout)
-    idle, _ = movement(DatasetRows(data))
+    idle, *_ = movement(DatasetRows(data))
     still = np.tile((np.arange(len(state)) < 18) | (np.arange(len(state)) > 62), 3)
     assert idle[still].all()
     moving = np.tile((np.arange(len(state)) > 22) & (np.arange(len(state)) < 58), 3)
     assert not idle[moving].any()
+
+
+def starting(settle: int, wait: int, speed: float = 0.0) -> Dataset:
+    """Episodes in which something settles for a while and nobody acts, and then the robot moves about."""
+    rng = np.random.default_rng(0)
+    obs, action = [], []
+    for _ in range(4):
+        moved = np.cumsum(rng.uniform(-1, 1, 60))
+        robot = np.concatenate([speed * np.arange(wait), speed * wait + moved])
+        thing = np.concatenate([np.linspace(3, 0, settle), np.zeros(wait + 60 - settle)])
+        obs.append(np.stack([robot, robot / 2, thing], axis=1))
+        action.append(np.concatenate([np.full(wait, 0.1), rng.choice([-1, 1], 60) * rng.uniform(0.5, 1, 60)])[:, None])
+    states, actions = np.concatenate(obs).astype(np.float32), np.concatenate(action).astype(np.float32)
+    zeros = np.zeros(len(states), np.float32)
+    timeout = np.arange(1, len(states) + 1) % (wait + 60) == 0
+    return Dataset(Transitions(states, actions, zeros, states, zeros.astype(bool)), timeout)
+
+
+def test_a_start_is_idle_until_the_action_changes():
+    """Though something settles at first; but not where the robot moves on by the same action, or for a moment."""
+
+    def starts(data: Dataset) -> list[tuple[int, int]]:
+        cuts = find_cuts(DatasetRows(data), np.ones(len(data)), 0.5)
+        return [(cut.start, cut.stop) for cut in cuts if cut.why == "idle start"]
+
+    assert starts(starting(settle=8, wait=30)) == [(0, 28)] * 4
+    assert starts(starting(settle=0, wait=30, speed=0.5)) == []
+    assert starts(starting(settle=0, wait=3)) == []
 
 
 def test_agreement_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch):

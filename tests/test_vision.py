@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from layouts import Episode, lerobot_v3, robomimic_file
-from pictures import SIDE, draw, episodes, tiny_encoder, with_videos, write_video
+from pictures import SIDE, draw, episodes, save_model, tiny_encoder, with_videos, write_video
 from PIL import Image
 from sklearn.decomposition import PCA
 
@@ -173,6 +174,43 @@ def test_a_video_that_is_wrong(spoil: Callable[[Path], Any], message: str, tmp_p
     assert re.search(message, lines[0]), lines[0]
     assert not (tmp_path / "scores").exists()
     assert len(list((tmp_path / "cache/embeddings").glob("*"))) <= 1  # the expert's, whole
+
+
+def test_what_belongs_to_other_data_is_refused_in_one_line(tmp_path: Path, capsys: Any):
+    """Encoders, features and decisions that do not fit, episodes that are not there: exit 2, and nothing written."""
+    root = with_videos(tmp_path / "data", episodes(0, [12] * 6))
+    other = with_videos(tmp_path / "other", episodes(1, [12] * 6))
+    with_videos(tmp_path / "old", episodes(0, [12] * 6), version=2)
+    (tmp_path / "old/videos/chunk-000/observation.images.top/episode_000004.mp4").unlink()
+    tiny = str(tiny_encoder(tmp_path / "tiny.onnx"))
+    wrong = tmp_path / "wrong.onnx"
+    nodes = [onnx.helper.make_node("Identity", ["image"], ["out"])]
+    save_model(wrong, nodes, ["n", 8], {}, onnx.TensorProto.FLOAT)
+    np.savez(tmp_path / "f.npz", features=np.zeros((72, 3)), digest=digest_source(other))
+    one = ["--scorer", "neighbours", "--members", "1", "--task-column", "none"]
+    sets = ["score", str(root), "--expert-episodes", "0-2", *one]
+    assert main([*sets, "--out", str(tmp_path / "scores")]) == 0
+    decisions = {"demosift": "decisions", "dataset": digest_source(other), "keep": [0], "drop": [1]}
+    (tmp_path / "d.json").write_text(json.dumps(decisions))
+    (tmp_path / "e.json").write_text(json.dumps(decisions | {"dataset": digest_source(root), "drop": [40]}))
+    kept = ["filter", str(root), "--scores", str(tmp_path / "scores")]
+    cache = ["--cache", str(tmp_path / "c")]
+    before = {str(path) for path in tmp_path.rglob("*")}
+    capsys.readouterr()
+    for command, message in (
+        ([*sets, "--encoder", str(wrong), *cache], "needs one input of pictures"),
+        ([*sets, "--features", str(tmp_path / "f.npz")], "the features of another dataset"),
+        (["score", str(root), "--expert-episodes", str(tmp_path / "d.json"), *one], "decisions about other data"),
+        (["score", str(root), "--expert-episodes", "0-2", "--bad-episodes", "5-9", *one], "episode 6 does not exist"),
+        (["score", str(tmp_path / "old"), "--expert-episodes", "0-2", *one, "--encoder", tiny, *cache], "000004.mp4"),
+        ([*kept, "--decisions", str(tmp_path / "d.json")], "decisions about other data"),
+        ([*kept, "--decisions", str(tmp_path / "e.json")], "episode 40 does not exist"),
+    ):
+        assert main([*command, "--out", str(tmp_path / "refused")]) == 2
+        said = capsys.readouterr().err
+        assert message in said, said
+        assert said.count("\n") == 1
+        assert {str(path) for path in tmp_path.rglob("*") if tmp_path / "c" not in (path, *path.parents)} == before
 
 
 def test_a_camera_cannot_lead_out_of_its_folder(tmp_path: Path):
@@ -369,7 +407,7 @@ def test_pictures_show_what_states_do_not(tmp_path: Path):
         "without": {},
         "alone": {"features": cameras, "state": False},
     }.items():
-        scored = ds.score(expert, other, scorer="neighbours", members=1, **asked)
+        scored = ds.score(expert, other, scorer="neighbours", members=1, task_column="none", **asked)
         episode = scored.episodes()
         rank = episode["rank"][episode["source"] == "supplementary"]
         found[name] = np.mean(np.array(wrong)[np.argsort(rank)[8:]])  # share of wrong ones in the worse half

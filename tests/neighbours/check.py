@@ -75,7 +75,7 @@ def ask(python: Path, script: str, *arguments: str | int | Path) -> None:
     print(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else f"{script}: {arguments[0]}")
 
 
-def demosift(*arguments: str | Path) -> None:
+def demosift(*arguments: str | int | Path) -> None:
     subprocess.run([sys.executable, "-m", "demosift", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -66,7 +66,7 @@ def measure_agreement(source: RowSource, seed: int = 0) -> Agreement:
     state, taken = whitened(obs, STATE_COLUMNS), whitened(action, ACTION_COLUMNS)
     information = by_episode(local_information(state, taken, rng), episode, len(ends))
     predictability = -by_episode(prediction_error(state, taken, episode), episode, len(ends))
-    idle_rows, bend = movement(source)
+    idle_rows, bend, _ = movement(source)
     starts = ends - length
     idle = np.add.reduceat(idle_rows.astype(np.float64), starts) / length
     roughness = np.add.reduceat(bend, starts) / length
@@ -138,13 +138,21 @@ def prediction_error(
     return np.sqrt((((action[index] * share[..., None]).sum(axis=1) - action) ** 2).sum(axis=1))
 
 
-def movement(source: RowSource) -> tuple[Bool[np.ndarray, "rows"], Float[np.ndarray, "rows"]]:
-    """Which rows are idle, and how much the action's change changes at each."""
+def movement(
+    source: RowSource, least: float = 0.0
+) -> tuple[Bool[np.ndarray, "rows"], Float[np.ndarray, "rows"], Bool[np.ndarray, "rows"]]:
+    """Which rows are idle, how much the action's change changes at each, and which repeat the action before them.
+
+    Columns of the state are compared by their spread. One that spreads over less than `least` of what most do hardly
+    counts: that a thing on the table trembles does not mean that the robot moves.
+    """
     starts = source.episode_starts
     first = np.zeros(source.num_rows, bool)
     first[starts] = True
     speed, bend = np.zeros(source.num_rows), np.zeros(source.num_rows)
     scale = [np.maximum(values.astype(np.float64).std(axis=0), 1e-9) for values in source.take(some_rows(source))]
+    scale[0] = np.maximum(scale[0], least * np.quantile(scale[0], 0.75))
+    turn = np.zeros(source.num_rows)
     position, before = 0, None
     for obs, action in source.blocks():
         here = slice(position, position + len(obs))
@@ -154,6 +162,7 @@ def movement(source: RowSource) -> tuple[Bool[np.ndarray, "rows"], Float[np.ndar
         state, taken = np.concatenate([before[0], state]), np.concatenate([before[1], before[2], taken])
         speed[here] = np.linalg.norm(np.diff(state, axis=0), axis=1)
         bend[here] = np.abs(np.diff(taken, 2, axis=0)).mean(axis=1)
+        turn[here] = np.linalg.norm(np.diff(taken, axis=0)[1:], axis=1)
         before = state[-1:], taken[-2:-1], taken[-1:]
         position = here.stop
     # A difference across the start of an episode is none; the row takes that of the next.
@@ -162,7 +171,8 @@ def movement(source: RowSource) -> tuple[Bool[np.ndarray, "rows"], Float[np.ndar
     bend[first | np.append(False, first[:-1])] = 0.0
     smooth = smoothed(speed, source.episode_ends)
     usual = np.quantile(smooth, 0.75)
-    return smooth < STILL * usual, bend
+    turn[first] = 0.0
+    return smooth < STILL * usual, bend, turn <= STILL * np.quantile(turn, 0.75)
 
 
 def some_rows(source: RowSource) -> Int[np.ndarray, "rows"]:
