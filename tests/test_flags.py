@@ -107,7 +107,7 @@ def test_empty_text_is_refused(verb: str):
 def test_a_value_twice_is_refused(verb: str):
     for action in PARSERS[verb]._actions:
         if action.nargs == "+":
-            twice = ["1", "1"] if action.type else ["x", "x"]
+            twice = 2 * ([*action.choices][:1] if action.choices else ["1" if action.type else "x"])
             words = [*required(PARSERS[verb], action), *action.option_strings[-1:], *twice]
             assert "is given twice" in (refusal(verb, words) or "")
 
