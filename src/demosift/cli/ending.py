@@ -43,7 +43,7 @@ def streams() -> Iterator[None]:
     in there.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(number, True)  # a library may start a process of its own, and read what it says
     os.close(number)
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

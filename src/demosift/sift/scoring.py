@@ -313,12 +313,13 @@ def _score(
         whole = how.open_rows(supplementary)
         expert, supplementary, agreement = stand_in(whole, supplementary, how.seed)
         watch.lap("agreement")
+    beside_bad = None if bad is None else how.open_pair(bad, supplementary)  # read before anything is trained
     found = weigh_union(how.open_pair(expert, supplementary), how, watch)
     sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
     warnings = find_warnings(found)
     known_bad = None
-    if bad is not None:
-        likeness = weigh_union(how.open_pair(bad, supplementary), how, watch, " bad")
+    if bad is not None and beside_bad is not None:
+        likeness = weigh_union(beside_bad, how, watch, " bad")
         pile = likeness.weight[likeness.num_expert :]
         # No row gains by being unlike the bad ones: that a row is not bad does not make it good.
         factor = np.ones(len(weight))
