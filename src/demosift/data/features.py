@@ -24,6 +24,7 @@ from demosift.data.checks import as_matrix, check_memory, recognise
 from demosift.data.formats import Source, digest_source, format_of, split_options
 from demosift.data.formats.npz import read_arrays
 from demosift.data.rows import BLOCK, Rows, RowSource
+from demosift.files import expanded
 from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
 
 COMPONENTS = 32
@@ -146,7 +147,7 @@ def read_features(given: Any, source: Source | Dataset, rows: RowSource) -> Feat
     """The features of a source's rows, from a file or an array, or what is wrong with them."""
     if not isinstance(given, str | os.PathLike):
         return _of_rows("features", np.asarray(given), rows)
-    path = Path(given).expanduser()
+    path = expanded(os.fspath(given))
     if not path.is_file():
         raise InputError(f"{path}: no such features file")
     readers = {".npy": _read_npy, ".npz": _read_npz, ".parquet": _read_parquet}
