@@ -198,6 +198,10 @@ def test_a_closed_stream_is_open_to_processes_that_libraries_start():
     assert subprocess.run(["bash", "-c", '"$@" 2>&-', "-", sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_full_device_for_errors_changes_no_exit_code():
+    assert demosift("report", "nowhere", shell='"$@" 2> /dev/full')[0] == 2
+
+
 def test_an_ascii_terminal_shows_escapes():
     plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert demosift("report", "runs", **plain) == (0, "e\\u0301 \\udce9\n", "")

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,16 @@ def test_places_that_cannot_be_written_are_one_line(
             pytest.fail("it began to work")
     assert list(tmp_path.iterdir()) == [here]
     assert list(here.iterdir()) == []
+
+
+def test_a_loop_of_links_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+    Path("a").symlink_to("b")
+    Path("b").symlink_to("a")
+    for command in ("theory --claims binomial-lemma --out a", "record random --env hopper --out lerobot:a", "report a"):
+        assert main(command.split()) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(os.listdir()) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,12 @@ def say(message: str) -> None:
 
 
 def fail(message: str, code: int = REFUSED) -> int:
-    say(message)
+    try:
+        say(message)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass  # no line can be written: the code says it
     return code
 
 
