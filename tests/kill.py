@@ -194,8 +194,9 @@ class Victim:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.verb, self.folder, self.inputs = VERBS[name], folder, folder / "inputs"
-        self.environment = {**os.environ, **compiling(folder / "compiled")}
-        self.compiling = {**os.environ, **compiling(folder / "compiled", keep=True)}  # for what is not killed
+        compiled = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or folder / "compiled")
+        self.environment = {**os.environ, **compiling(compiled)}
+        self.compiling = {**os.environ, **compiling(compiled, keep=True)}  # for what is not killed
         times = folder / "times.json"
         if not times.exists():
             shutil.rmtree(folder, ignore_errors=True)

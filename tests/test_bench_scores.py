@@ -127,6 +127,7 @@ def test_parts_are_merged(counted: Counted, tmp_path: Path):
         (["--scorers", "magic"], "unknown scorer 'magic'"),
         (["--envs", "magic"], "unknown environment 'magic'"),
         (["--measures", "magic"], "unknown measure 'magic'"),
+        (["--replay", "nowhere"], "holds no folder of hopper"),
         (["--out", "scores.txt"], "are a .json file"),
         (["--out", "OTHER"], "not results of demosift bench scores"),
     ],

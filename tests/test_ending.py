@@ -190,6 +190,18 @@ def test_closed_streams_are_no_error(closed: str):
     assert (code, out, said.count("\n")) == (2, "", 0 if "2>&-" in closed else 1)
 
 
+def test_a_closed_stream_is_open_to_processes_that_libraries_start():
+    """GLFW, which MuJoCo's environments import, is looked for by such a process."""
+    code = "import subprocess, sys\nfrom demosift.cli.ending import streams\nwith streams():\n"
+    code += "    child = 'import sys; sys.exit(sys.stderr is None)'\n"
+    code += "    sys.exit(subprocess.run([sys.executable, '-c', child]).returncode)"
+    assert subprocess.run(["bash", "-c", '"$@" 2>&-', "-", sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_full_device_for_errors_changes_no_exit_code():
+    assert demosift("report", "nowhere", shell='"$@" 2> /dev/full')[0] == 2
+
+
 def test_an_ascii_terminal_shows_escapes():
     plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert demosift("report", "runs", **plain) == (0, "e\\u0301 \\udce9\n", "")

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,16 @@ def test_places_that_cannot_be_written_are_one_line(
     assert list(here.iterdir()) == []
 
 
+def test_a_loop_of_links_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+    Path("a").symlink_to("b")
+    Path("b").symlink_to("a")
+    for command in ("theory --claims binomial-lemma --out a", "record random --env hopper --out lerobot:a", "report a"):
+        assert main(command.split()) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(os.listdir()) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "command", ["train bc --expert x.hdf5", "collect hopper", "reproduce noisy-expert", "reproduce coverage", "demo"]
 )
@@ -186,6 +197,12 @@ def test_an_unknown_home_is_one_line(prefix: str, tmp_path: Path, capsys: Any):
     for flags in (["x", "--out", f"{prefix}~nobody-of-that-name/x"], [f"{prefix}~nobody-of-that-name/x", "--out", "y"]):
         assert main(["filter", *flags, "--scores", str(tmp_path)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_one_function_knows_where_home_is():
+    """The others would raise where nobody knows."""
+    sources = {path.name: path.read_text() for path in Path(ds.__file__).parent.rglob("*.py")}
+    assert [name for name, text in sources.items() if ".expanduser(" in text or "Path.home(" in text] == ["files.py"]
 
 
 # The same in Python

@@ -159,9 +159,11 @@ def atomic_folder(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[
     """
     path = Path(path)
     if path.is_symlink():
-        path = path.resolve()
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: is a file, cannot write a folder there")
+        path = Path(os.path.realpath(path))  # may still be one, of a loop
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise InputError(
+            f"{path}: is a {'loop of links' if path.is_symlink() else 'file'}, cannot write a folder there"
+        )
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path}: the folder is not empty; choose another or remove it")
     with _workshop(path) as temporary, system_errors_named(path):

@@ -206,6 +206,8 @@ def bench_scores(
     scorers = known("scorer", scorers, SCORERS if scorers else SCORERS.loaded())
     envs = known("environment", envs or environments.IN_THE_PAPER, environments.SHORT_NAMES)
     measures = known("measure", measures, TARGETS)
+    if replay is not None and not any(Path(replay, env).is_dir() for env in envs):
+        raise InputError(f"--replay {replay}: holds no folder of {', '.join(envs)}; collect writes them")
     check_out(out)
     results = Results(None if out is None else Path(out))
     for measure, env in itertools.product(measures, envs):

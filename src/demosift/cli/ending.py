@@ -31,7 +31,12 @@ def say(message: str) -> None:
 
 
 def fail(message: str, code: int = REFUSED) -> int:
-    say(message)
+    try:
+        say(message)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass  # no line can be written: the code says it
     return code
 
 
@@ -43,7 +48,7 @@ def streams() -> Iterator[None]:
     in there.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(number, True)  # a library may start a process of its own, and read what it says
     os.close(number)
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -15,6 +15,9 @@ class Parser(argparse.ArgumentParser):
         self.register("type", None, not_empty)
         self.register("action", None, Distinct)
 
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse's own says nothing where it cannot be written
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (try {self.prog} --help)")
 

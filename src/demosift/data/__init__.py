@@ -89,6 +89,8 @@ def reserve_target(target: Source) -> AbstractContextManager[None]:
         prefix, _, place = place.partition(":")
         if prefix == "minari" and not place.startswith(("/", ".", "~")):
             return nullcontext()  # a dataset of Minari's own folder, which is never replaced
+    if not place.strip():
+        raise InputError(f"{os.fspath(target)}: names no place to write to")
     return reserved(expanded(place))
 
 

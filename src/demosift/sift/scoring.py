@@ -419,13 +419,14 @@ def _score(
         whole = how.open_rows(supplementary)
         expert, supplementary, agreement = stand_in(whole, supplementary, how.seed)
         watch.lap("agreement")
+    beside_bad = None if bad is None else how.open_pair(bad, supplementary)  # read before anything is trained
     found = weigh_union(how.open_pair(expert, supplementary), how, watch)
     sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
     quality = held_out_quality(found.alone, found.plan, num_expert)
     warnings = find_warnings(found, quality["auc"])
     known_bad, factor = None, np.ones(len(weight))
-    if bad is not None:
-        likeness = weigh_union(how.open_pair(bad, supplementary), how, watch, " bad")
+    if bad is not None and beside_bad is not None:
+        likeness = weigh_union(beside_bad, how, watch, " bad")
         pile = likeness.weight[likeness.num_expert :]
         # No row gains by being unlike the bad ones: that a row is not bad does not make it good.
         factor[num_expert:] = 1.0 if likeness.useless else np.maximum(pile, 1.0) ** -BAD_STRENGTH

@@ -20,7 +20,7 @@ from demosift.data import RowSource, digest_source, open_rows, without_episodes
 from demosift.data.checks import check_memory
 from demosift.data.features import COMPONENTS, FeatureRows, fit_components, read_features, reduce_features
 from demosift.data.formats import Source
-from demosift.files import Unusable, atomic_write, canonical, open_regular
+from demosift.files import Unusable, atomic_write, canonical, expanded, open_regular
 from demosift.progress import Progress
 from demosift.types import Dataset, InputError
 from demosift.vision.encoder import DEFAULT, Encoder, load_encoder
@@ -55,7 +55,7 @@ class Cameras:
 def cache_folder() -> Path:
     """DEMOSIFT_CACHE, or `demosift` where the system keeps what can be made again."""
     own = os.environ.get("DEMOSIFT_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "demosift")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"), "demosift")
 
 
 class Table(NamedTuple):
@@ -132,7 +132,7 @@ def embed_cameras(
     for rows, each in zip(sources, opened, strict=True):
         for name in names:
             check_clips(rows, each[name])
-    cache = Path(cameras.cache).expanduser() if cameras.cache else cache_folder()
+    cache = expanded(os.fspath(cameras.cache)) if cameras.cache else cache_folder()
     encoder = load_encoder(os.fspath(cameras.encoder), cache, cameras.size)
     digests = [digest_source(source) for source in paths]
     places = [embedded_rows(rows.episode_ends, cameras.every) for rows in sources]

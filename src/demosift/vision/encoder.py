@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
 from demosift.data.checks import one_line
-from demosift.files import open_regular
+from demosift.files import expanded, open_regular
 from demosift.simulation.cores import available_cores
 from demosift.types import InputError
 from demosift.vision.efficientnet import build_encoder, load_weights
@@ -111,7 +111,7 @@ def load_encoder(name: str, cache: Path, size: int | None = None) -> Encoder:
     if name == DEFAULT:
         model = build_encoder(load_weights(cache), size or SIZE)
         return start_encoder("default encoder", model.SerializeToString(), None)
-    path = Path(name).expanduser()
+    path = expanded(name)
     content = read_model(path)
     check_model(path, content)
     return start_encoder(str(path), content, size)
