@@ -194,7 +194,8 @@ def of_parquet(path: Path, rng: random.Random, secret: Path) -> None:
     elif kind == 3:
         table = table.slice(0, rng.randrange(rows + 1))
     elif kind == 4:  # rows that take no room
-        table = table.slice(0, 1).take(pa.array(np.zeros(rng.choice([10**5, 10**6, 3 * 10**6]), np.int32)))
+        most = rng.choice([10**5, 10**6, 3 * 10**6]) // table.num_columns
+        table = table.slice(0, 1).take(pa.array(np.zeros(most, np.int32)))
     elif kind == 5:
         table = table.take(pa.array([rng.randrange(rows) for _ in range(rows)]))
     elif kind == 6:

@@ -304,6 +304,10 @@ class Policy:
                 raise InputError(f"{path}: tensor {name!r} is {tensor.dtype}, expected float32")
             if not np.isfinite(tensor).all():
                 raise InputError(f"{path}: tensor {name!r} holds NaN or infinity")
+        with np.errstate(all="ignore"):
+            probe = policy.outputs(np.zeros((len(policy.shift), 1, policy.obs_dim), np.float32))
+        if not np.isfinite(probe).all():
+            raise InputError(f"{path}: its parameters are so large that its actions are not finite")
         return policy
 
 
@@ -324,7 +328,7 @@ _CONFIG = {
     "metadata": {str: str},
     "ensemble?": int,
     "network?": str,
-    "stated_bounds?": [[(float, int)]],
+    "stated_bounds?": lambda ends: isinstance(ends, list) and len(ends) == 2,
     "log_std_range": (None, [(float, int)]),
 }
 

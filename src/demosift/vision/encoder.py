@@ -180,7 +180,12 @@ def start_encoder(name: str, content: bytes, size: int | None) -> Encoder:
     _limit_memory(_MOST_MEMORY + 4 * len(content))
     options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            content,
+            options,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,  # which prints
+        )
         inputs = session.get_inputs()
         shape, kind = inputs[0].shape if inputs else [], inputs[0].type if inputs else ""
     except Exception as error:

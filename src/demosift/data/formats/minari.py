@@ -19,13 +19,23 @@ import numpy as np
 from jaxtyping import Shaped
 
 from demosift.data.actions import stored_actions
-from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, one_line, open_hdf5
+from demosift.data.checks import as_flags, check_claim, check_memory, enter_hdf5, find_hdf5, one_line, open_hdf5
 from demosift.data.format import Format
 from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
 from demosift.data.formats.sidecar import Sidecar
 from demosift.data.recording import Recording, assemble, check_recording
 from demosift.data.selection import Selection
-from demosift.files import atomic_folder, check_links, expanded, mismatch, parse_json, read_json, refuse_links, to_json
+from demosift.files import (
+    atomic_folder,
+    check_links,
+    check_regular,
+    expanded,
+    mismatch,
+    parse_json,
+    read_json,
+    refuse_links,
+    to_json,
+)
 from demosift.types import Bounds, Dataset, EnvironmentSpec, InputError
 
 if TYPE_CHECKING:
@@ -37,6 +47,7 @@ PREFIX = "minari:"
 
 _KEYS = ("observations", "actions", "rewards", "terminations", "truncations")
 _ORIGIN = "infos/origin"
+_NO_ROWS = ["_", ".", "metadata.json"]  # how names of files start that Arrow does not read
 # Without its spaces Minari would make the environment, which runs code that the data name.
 _METADATA = {
     "observation_space": str,
@@ -235,12 +246,26 @@ def _read_episodes(
                 yield arrays
         return
     from minari.dataset.minari_storage import MinariStorage
+    from pyarrow import ArrowException
+    from pyarrow import dataset as tables
 
     refuse_links(data)
+    episodes = range(metadata["total_episodes"])
+    if len(episodes) > len(os.listdir(data)):
+        raise InputError(f"{name}: total_episodes: {len(episodes)}, but {data} has not so many")
+    damage = (OSError, LookupError, ValueError, TypeError, AssertionError, RuntimeError, AttributeError, MemoryError)
     try:
-        for episode in MinariStorage.read(data).get_episodes(range(metadata["total_episodes"])):
+        for index in episodes:  # Arrow waits for pipes, and believes what a file says about its rows
+            files = [path for path in (data / str(index)).rglob("*") if not path.is_dir()]
+            for path in files:
+                check_regular(path)
+            rows = tables.dataset(f"{data}/{index}", format=metadata["data_format"], ignore_prefixes=_NO_ROWS)
+            check_claim(f"{data / str(index)}", 8 * rows.count_rows(), sum(path.stat().st_size for path in files))
+        for episode in MinariStorage.read(data).get_episodes(episodes):
             yield _stored_arrays(episode)
-    except (OSError, LookupError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+    except InputError:
+        raise
+    except (*damage, ArrowException) as error:
         raise InputError(f"{name}: damaged Minari data in {data}: {one_line(error)}") from error
 
 
