@@ -25,7 +25,8 @@ MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', r
 # shown: the rest is the contract's, which is shown once.
 TUPLES = {"Transitions", "Bounds", "Origin", "Batch"}
 LISTED = "show_if_no_docstring: true"
-CONTRACT = "name|about|needs_supplementary|takes_weights|needs_expert_actions|init|step|policy|weigh|work|check|prepare"
+CONTRACT = "name|about|needs_supplementary|takes_weights|takes_bad|needs_expert_actions|"
+CONTRACT += "init|step|policy|weigh|work|check|check_data|prepare"
 SETTINGS = f"{LISTED}, filters: ['!^_', '!^({CONTRACT})$']"
 ROW = re.compile(r"^\| `([\w.]+)` \| .*\|\n", re.MULTILINE)
 
