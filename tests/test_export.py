@@ -49,7 +49,6 @@ def run_onnx(path: Path, obs: np.ndarray) -> np.ndarray:
 OBS = np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 500])
 def test_the_runtime_reports_to_nobody(tmp_path: Path):
     """By itself it keeps an id of the machine in the home folder, and sends it."""
     code = "from demosift.results.export import import_onnxruntime as load; load().InferenceSession"
@@ -57,6 +56,7 @@ def test_the_runtime_reports_to_nobody(tmp_path: Path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("batch", [1, 7, 500])
 def test_continuous_actions_in_the_environments_units(tmp_path: Path, batch: int) -> None:
     policy = make_policy(environment=WIDE)
     done = export_onnx(policy, tmp_path / "a.onnx", member=1)

@@ -213,7 +213,7 @@ def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> f
 
 
 def import_onnxruntime() -> Any:
-    """ONNX Runtime, told not to report to its makers: it would keep an id of this machine in the home folder, and send."""
+    """ONNX Runtime, which is told not to keep an id of this machine in the home folder and not to send it."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     return importlib.import_module("onnxruntime")
 
