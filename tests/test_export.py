@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,13 @@ def run_onnx(path: Path, obs: np.ndarray) -> np.ndarray:
 
 
 OBS = np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32)
+
+
+def test_the_runtime_reports_to_nobody(tmp_path: Path):
+    """By itself it keeps an id of the machine in the home folder, and sends it."""
+    code = "from demosift.results.export import import_onnxruntime as load; load().InferenceSession"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("batch", [1, 7, 500])

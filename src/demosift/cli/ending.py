@@ -108,7 +108,8 @@ def foreseen(error: BaseException) -> str | None:
     """The line for an error that bad input or a machine at its limits can cause; None for a defect."""
     if isinstance(error, InputError):
         return str(error)
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # the latter from JAX
+    signs = ("RESOURCE_EXHAUSTED", "failed to map segment")  # from JAX, and from the loader of libraries
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
         return f"not enough memory: {error}" if str(error) else "not enough memory"
     if isinstance(error, RecursionError):
         return "something in the input is nested too deeply"

@@ -6,6 +6,7 @@ deterministic ones that `evaluate` measures. Before the file takes its place it 
 data and compared with the policy that was trained.
 """
 
+import importlib
 import json
 import os
 from collections.abc import Sequence
@@ -197,7 +198,7 @@ def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> f
     For discrete actions, the share of rows that differ by more than a tie that rounding decides.
     """
     try:
-        import onnxruntime
+        onnxruntime = import_onnxruntime()
     except ImportError:
         return None
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
@@ -209,6 +210,12 @@ def compare(path: Path, policy: Policy, obs: Float[np.ndarray, "rows obs"]) -> f
     logits = np.sort(np.concatenate(preferences), axis=1)
     clear = logits[:, -1] - logits[:, -2] > TOLERANCE if policy.action_dim > 1 else np.ones(len(obs), bool)
     return float(np.mean((theirs != ours) & clear))
+
+
+def import_onnxruntime() -> Any:
+    """ONNX Runtime, which is told not to keep an id of this machine in the home folder and not to send it."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    return importlib.import_module("onnxruntime")
 
 
 def _parts(obs: np.ndarray, rows: int = 4096) -> list[np.ndarray]:

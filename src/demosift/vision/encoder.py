@@ -20,6 +20,7 @@ from jaxtyping import Float32, Shaped, UInt8
 
 from demosift.data.checks import one_line
 from demosift.files import expanded, open_regular
+from demosift.results.export import import_onnxruntime
 from demosift.simulation.cores import available_cores
 from demosift.types import InputError
 from demosift.vision.efficientnet import build_encoder, load_weights
@@ -103,7 +104,8 @@ def load_encoder(name: str, cache: Path, size: int | None = None) -> Encoder:
     """The default encoder, or the one in an ONNX file. `size`: of pictures, where the file leaves it open."""
     try:
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
+
+        import_onnxruntime()
     except ImportError as error:
         raise InputError("encoder: needs onnx and onnxruntime: pip install demosift[vision]") from error
     if size is not None and not 8 <= size <= LARGEST:
@@ -172,8 +174,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def start_encoder(name: str, content: bytes, size: int | None) -> Encoder:
-    import onnxruntime
-
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = available_cores()
