@@ -131,7 +131,8 @@ def of_file(path: Path, rng: random.Random, secret: Path) -> None:
 
 def of_folder(folder: Path, rng: random.Random, secret: Path) -> None:
     """A folder that lies somewhere else, is not there, or is a file."""
-    folders = sorted(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())
+    inside = (path for path in folder.rglob("*") if path.parent != folder)  # the others are what a user names
+    folders = sorted(path for path in inside if path.is_dir() and not path.is_symlink())
     if not folders:
         return
     path = rng.choice(folders)

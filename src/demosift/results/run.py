@@ -26,6 +26,7 @@ from demosift.files import (
     Unusable,
     atomic_write,
     canonical,
+    check_links,
     check_regular,
     is_partial,
     json_line,
@@ -199,6 +200,7 @@ class RunFolder:
             difference = first_difference(self.read_config(), config)
             if difference:
                 raise InputError(f"{self.path}: holds another run ({difference}); choose another folder")
+            check_links(self.path, self.metrics, self.checkpoints.path)  # which would be written through
             if not resume:
                 raise InputError(
                     f"{self.path}: holds this run already; continue it with --resume, or choose another folder"

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from demosift.data import write_dataset
-from demosift.files import atomic_write, is_partial, json_line, own_folder, provenance, sweep, write_json
+from demosift.files import atomic_write, check_links, is_partial, json_line, own_folder, provenance, sweep, write_json
 from demosift.learning.runner import Callback, Pending, run
 from demosift.learning.runner import Schedule as RunSchedule
 from demosift.policy import Policy
@@ -403,6 +403,7 @@ def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Pa
             raise InputError(f"{out}: the folder is not empty; continue it with resume, or choose another")
         if not (out / "checkpoint").is_dir():
             raise InputError(f"{out}: holds no checkpoint to continue from; choose another folder")
+        check_links(out, out / "checkpoint")  # which would be written through
     if len(specs) == 1:
         return [out]
     return [out / environments.short_name(spec).replace("/", "-").replace(":", "-") for spec in specs]

@@ -271,7 +271,7 @@ def _features_of(info: Info, table: pa.Table) -> dict[str, dict[str, Any]]:
 def _stats(features: dict[str, dict[str, Any]], table: pa.Table, old: Mapping[str, Stats]) -> dict[str, Stats]:
     """Statistics of numbers are computed again, all others stay as the episode had them."""
     fresh = {
-        key: feature_stats(as_numbers(Path(key), key, table[key], feature["shape"][0]))
+        key: feature_stats(key, as_numbers(Path(key), key, table[key], feature["shape"][0]))
         for key, feature in features.items()
         if key in table.column_names and feature["dtype"] in NUMBERS and len(feature["shape"]) == 1
     }

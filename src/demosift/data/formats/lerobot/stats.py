@@ -12,17 +12,21 @@ Stats = dict[str, np.ndarray]
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
 
-def feature_stats(values: np.ndarray) -> Stats:
+def feature_stats(name: str, values: np.ndarray) -> Stats:
     """Statistics of one feature over the rows of an episode, column by column."""
     columns = values.reshape(len(values), -1).astype(np.float64)
-    stats = {
-        "min": columns.min(axis=0),
-        "max": columns.max(axis=0),
-        "mean": columns.mean(axis=0),
-        "std": columns.std(axis=0),
-        "count": np.array([len(columns)]),
-    }
-    return stats | dict(zip(QUANTILES, np.quantile(columns, list(QUANTILES.values()), axis=0), strict=True))
+    with np.errstate(all="ignore"):
+        stats = {
+            "min": columns.min(axis=0),
+            "max": columns.max(axis=0),
+            "mean": columns.mean(axis=0),
+            "std": columns.std(axis=0),
+            "count": np.array([len(columns)]),
+        }
+        stats |= dict(zip(QUANTILES, np.quantile(columns, list(QUANTILES.values()), axis=0), strict=True))
+    if not all(np.isfinite(each).all() for each in stats.values()):
+        raise InputError(f"{name}: holds numbers that are not finite, or too large for statistics")
+    return stats
 
 
 def aggregate_stats(episodes: Sequence[Mapping[str, Stats]]) -> dict[str, Stats]:

@@ -46,7 +46,7 @@ def write_lerobot(dataset: Dataset, target: str) -> None:
             write_table(table[int(starts[episodes[0]]) : int(ends[episodes[-1]])], path)
             for episode in episodes:
                 start, end = int(starts[episode]), int(ends[episode])
-                stats.append({name: feature_stats(array[start:end]) for name, array in columns.items()})
+                stats.append({name: feature_stats(name, array[start:end]) for name, array in columns.items()})
                 rows.append(episode_row(episode, [_task(dataset)], start, end, chunk, file))
         write_episodes(root, rows, stats)
         write_tasks(root, [_task(dataset)])
