@@ -348,7 +348,13 @@ def write_checkpoints(folder: Path) -> None:
         for number in (10, 20, 30):
             rows = np.full((10, 2, 1, 4), number, np.float32)
             arrays = {"weight": np.full((2, 3), number, np.float32), "rows": rows}
-            checkpoints.write(number, arrays, {"curve": [number]})
+            checkpoints.write(number, arrays, note_at(number))
+
+
+def note_at(step: int) -> dict[str, Any]:
+    returns = dict.fromkeys(("return_mean", "return_std", "return_min"), 0.0)
+    row = {"environment": "Pendulum-v1", "step": step, "setting": 0, "seed": 0, **returns}
+    return {"identity": {}, "curve": [row], "cuts": [], "wall_seconds": 1.0}
 
 
 def spoil(path: Path) -> None:
@@ -366,7 +372,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, kind):
         found = checkpoints.read()
         assert found is not None
         assert found.position == 20
-        assert found.note["curve"] == [20]
+        assert [row["step"] for row in found.note["curve"]] == [20]
         assert (found.arrays["weight"] == 20).all()
         rows = np.concatenate([*checkpoints.rows()])
     assert rows[:, 0, 0, 0].tolist() == [10.0] * 10 + [20.0] * 10

@@ -343,7 +343,7 @@ def test_its_method_its_network_and_its_environment(
     members = json.loads(capsys.readouterr().out)["members"]
     assert [(member["width"], member["network"]) for member in members] == [(0.5, "convolution"), (2.0, "convolution")]
     assert main(["evaluate", out, "--episodes", "1", "--json"]) == 2
-    assert "imports a module; name the environment yourself" in capsys.readouterr().err
+    assert "imports a module; say so yourself" in capsys.readouterr().err
     assert main(["evaluate", out, "--env", REACH, "--episodes", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_members"] == 2
     assert main(["export", out, "--out", str(tmp_path / "policy.onnx")]) == 2

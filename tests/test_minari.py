@@ -319,4 +319,4 @@ def test_an_interrupted_write_leaves_nothing(datasets_path: Path, monkeypatch: p
     monkeypatch.setattr("minari.dataset._storages.hdf5_storage.HDF5Storage.update_episodes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_dataset(make_dataset(), "minari:a-v0")
-    assert os.listdir(datasets_path) == []
+    assert not datasets_path.exists()

@@ -308,8 +308,11 @@ def join_diagnoses(
         kept_wrong=None if all(one is None for one in kept) else mean(like, "actions", "other_among_expert_like"),
         useless=all(part.useless for part in parts),
         separated_by=next((one["text"] for one in warnings if one["separates"]), "") if most else "",
+        covered=mean(expert, "states", "covered"),
+        expert_actions=parts[0].diagnosis["compared"] != CHANGES,
+        like_episodes=sum(part.diagnosis["expert_like"]["episodes"] for part in parts),
     )
-    advice = advise(evidence)
+    advice, base = advise(evidence), parts[0].diagnosis
     counts = {key: sum(part.diagnosis["expert_like"][key] for part in parts) for key in ("rows", "episodes")}
     effective = {
         "rows": effective_sample_size(weight),
@@ -320,6 +323,8 @@ def join_diagnoses(
         "advised": advice.method,
         "headline": advice.headline,
         "reason": advice.reason,
+        "heuristic": advice.heuristic,
+        "compared": base["compared"],
         "warnings": warnings,
         "expert_like": {"share": evidence.expert_like, **counts, "weight": mean(expert, "expert_like", "weight")},
         "effective_sample_size": {"expert": {"rows": evidence.expert_rows, "episodes": episodes}, "union": effective},

@@ -89,12 +89,13 @@ def _is_like(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether values are of the kinds that an environment has now in the same places. A reset may leave a None."""
 
     def is_like(value: Any, own: Any) -> bool:
+        if own is None or value is None:
+            return not isinstance(value, dict)
         if isinstance(own, np.ndarray):
             return isinstance(value, np.ndarray) and (value.shape, value.dtype) == (own.shape, own.dtype)
         if isinstance(own, dict):
             return isinstance(value, dict) and mismatch(value, _schema(own)) is None
-        plain = bool | int | float | str | None
-        return isinstance(value, plain) and (own is None or value is None or _kind(value) == _kind(own))
+        return isinstance(value, bool | int | float | str) and _kind(value) == _kind(own)
 
     return found.keys() == now.keys() and all(is_like(found[place], own) for place, own in now.items())
 
