@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from demosift.data.actions import stored_actions
+from demosift.data.checks import one_line
 from demosift.data.formats.lerobot import locate
 from demosift.data.formats.lerobot.reading import ACTION, DONE, ORIGIN, REWARD, TRUNCATED
 from demosift.data.formats.lerobot.stats import Stats, aggregate_stats, feature_stats, to_json
 from demosift.data.formats.sidecar import SIDECAR, observation_keys, write_sidecar
 from demosift.data.parquet import write_table
 from demosift.files import atomic_folder, write_json
-from demosift.types import Dataset
+from demosift.types import Dataset, InputError
 
 VERSION = "v3.0"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -103,11 +104,15 @@ def episode_row(episode: int, tasks: Sequence[str], start: int, end: int, chunk:
 
 
 def write_episodes(root: Path, rows: Sequence[Mapping[str, Any]], stats: Sequence[Mapping[str, Stats]]) -> None:
-    columns: dict[str, list[Any]] = {key: [row[key] for row in rows] for key in rows[0]}
+    columns: dict[str, list[Any]] = {key: [row.get(key) for row in rows] for key in rows[0]}
     for feature, each in stats[0].items():
         for name in each:
             columns[f"stats/{feature}/{name}"] = [episode[feature][name].tolist() for episode in stats]
-    write_table(pa.table(columns), root / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
+    try:
+        table = pa.table(columns)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:  # of a dataset that is filtered
+        raise InputError(f"meta/episodes: cannot be written: {one_line(error)}") from error
+    write_table(table, root / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
 
 
 def write_tasks(root: Path, tasks: Sequence[str]) -> None:
