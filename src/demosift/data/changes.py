@@ -12,26 +12,16 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from demosift.data.rows import BLOCK, Layout, Rows, RowSource
-from demosift.types import EnvironmentSpec, Origin
+from demosift.data.rows import BLOCK, Rows, RowSource, WrappedRows
 
 MEASURED = 10_000  # rows that the spread of changes is measured on
 
 
 @dataclass(frozen=True)
-class ChangeRows:
+class ChangeRows(WrappedRows):
     """The rows of a source with the change of the state in place of the action."""
 
-    rows: RowSource
     spread: Float[np.ndarray, "obs"]
-
-    @property
-    def source(self) -> str:
-        return self.rows.source
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows.num_rows
 
     @property
     def obs_dim(self) -> int:
@@ -44,26 +34,6 @@ class ChangeRows:
     @property
     def discrete(self) -> bool:
         return False
-
-    @property
-    def episode_starts(self) -> Int[np.ndarray, "episodes"]:
-        return self.rows.episode_starts
-
-    @property
-    def episode_ends(self) -> Int[np.ndarray, "episodes"]:
-        return self.rows.episode_ends
-
-    @property
-    def numbers(self) -> Int[np.ndarray, "episodes"]:
-        return self.rows.numbers
-
-    @property
-    def environment(self) -> EnvironmentSpec | None:
-        return self.rows.environment
-
-    @property
-    def origin(self) -> Origin | None:
-        return self.rows.origin
 
     @property
     def obs_keys(self) -> dict[str, int] | None:
@@ -81,9 +51,6 @@ class ChangeRows:
         alone = np.zeros(self.num_rows, bool)
         alone[self.episode_starts[self.episode_ends - self.episode_starts == 1]] = True
         return alone
-
-    def layout(self, rows: int = BLOCK) -> Layout:
-        return self.rows.layout(rows)
 
     def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         bounds = list(self.layout(rows).bounds(start, stop))

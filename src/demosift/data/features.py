@@ -23,9 +23,9 @@ from jaxtyping import Float, Float32, Int
 from demosift.data.checks import as_matrix, check_memory
 from demosift.data.formats import Source, digest_source, format_of, split_options
 from demosift.data.formats.npz import read_arrays, read_npy
-from demosift.data.rows import BLOCK, Layout, Rows, RowSource
+from demosift.data.rows import BLOCK, Rows, RowSource, WrappedRows
 from demosift.files import expanded, open_regular
-from demosift.types import Dataset, EnvironmentSpec, InputError, Origin
+from demosift.types import Dataset, InputError
 
 COMPONENTS = 32
 STATE = "state"  # what the dataset's own columns are called where it does not name them
@@ -34,24 +34,15 @@ Features = Float32[np.ndarray, "rows columns"]
 
 
 @dataclass(frozen=True)
-class FeatureRows:
+class FeatureRows(WrappedRows):
     """The rows of a source with features beside, or in place of, their state.
 
     `cameras`: the name and width of each group of features, in the order of their columns.
     """
 
-    rows: RowSource
     features: Features
     cameras: Mapping[str, int]
     state: bool = True
-
-    @property
-    def source(self) -> str:
-        return self.rows.source
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows.num_rows
 
     @property
     def obs_dim(self) -> int:
@@ -64,26 +55,6 @@ class FeatureRows:
     @property
     def discrete(self) -> bool:
         return self.rows.discrete
-
-    @property
-    def episode_starts(self) -> Int[np.ndarray, "episodes"]:
-        return self.rows.episode_starts
-
-    @property
-    def episode_ends(self) -> Int[np.ndarray, "episodes"]:
-        return self.rows.episode_ends
-
-    @property
-    def numbers(self) -> Int[np.ndarray, "episodes"]:
-        return self.rows.numbers
-
-    @property
-    def environment(self) -> EnvironmentSpec | None:
-        return self.rows.environment
-
-    @property
-    def origin(self) -> Origin | None:
-        return self.rows.origin
 
     @property
     def obs_keys(self) -> dict[str, int]:
@@ -99,9 +70,6 @@ class FeatureRows:
             columns[name] = slice(first, first + width)
             first += width
         return columns
-
-    def layout(self, rows: int = BLOCK) -> Layout:
-        return self.rows.layout(rows)
 
     def blocks(self, rows: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         bounds = self.layout(rows).bounds(start, stop)

@@ -113,6 +113,44 @@ class DatasetRows:
         return self._obs[first:end], self._action[first:end]
 
 
+@dataclass(frozen=True)
+class WrappedRows:
+    """The rows of a source with something put to them or in their place: what a wrapper does not change."""
+
+    rows: RowSource
+
+    @property
+    def source(self) -> str:
+        return self.rows.source
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows
+
+    @property
+    def episode_starts(self) -> Int[np.ndarray, "episodes"]:
+        return self.rows.episode_starts
+
+    @property
+    def episode_ends(self) -> Int[np.ndarray, "episodes"]:
+        return self.rows.episode_ends
+
+    @property
+    def numbers(self) -> Int[np.ndarray, "episodes"]:
+        return self.rows.numbers
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        return self.rows.environment
+
+    @property
+    def origin(self) -> Origin | None:
+        return self.rows.origin
+
+    def layout(self, rows: int = BLOCK) -> Layout:
+        return self.rows.layout(rows)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileRows(ABC):
     """Rows of a file, whose action units may still be set by the file it is read together with."""

@@ -20,11 +20,9 @@ from typing import Any, NamedTuple, Protocol
 
 from demosift.cluster import ENGINES, RETRIES, connected
 from demosift.data import RowSource
-from demosift.data.changes import ChangeRows
 from demosift.data.checks import one_line
-from demosift.data.features import FeatureRows
 from demosift.data.formats import source_files
-from demosift.data.rows import FileRows, Layout, Rows
+from demosift.data.rows import FileRows, Layout, Rows, WrappedRows
 from demosift.processes import peak_bytes
 from demosift.simulation.cores import at_most_cores
 from demosift.types import InputError
@@ -210,7 +208,7 @@ def stretches(layout: Layout, rows: int) -> Iterator[tuple[int, int, slice]]:
 
 def files_of(source: RowSource) -> tuple[tuple[str, int], ...]:
     """The files that a source is read from, and their sizes; none of data in memory, which travel themselves."""
-    rows = source.rows if isinstance(source, FeatureRows | ChangeRows) else source
+    rows = source.rows if isinstance(source, WrappedRows) else source
     if not isinstance(rows, FileRows):
         return ()
     paths = [os.path.abspath(path) for path in source_files(rows.source)]

@@ -31,11 +31,10 @@ from demosift.data import (
     without_episodes,
 )
 from demosift.data.actions import ActionMode
-from demosift.data.changes import ChangeRows
 from demosift.data.checks import check_state
-from demosift.data.features import FeatureRows
 from demosift.data.folds import hash_rows
 from demosift.data.formats import Source, chosen_episodes
+from demosift.data.rows import WrappedRows
 from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
@@ -564,7 +563,7 @@ def find_warnings(union: Union, auc: float) -> list[str]:
 def describe_source(given: Source | Dataset, source: RowSource, known: Survey | None = None) -> dict[str, Any]:
     """`known`: what was seen of a source that is in memory."""
     hashes = np.array([]) if known is None else known.hashes
-    if isinstance(source, FeatureRows | ChangeRows):  # what is described is the data, whatever was made of it
+    if isinstance(source, WrappedRows):  # what is described is the data, whatever was made of it
         source = source.rows
         if isinstance(given, Dataset):
             hashes = np.concatenate([hash_rows(*block) for block in source.blocks(BLOCK)])
