@@ -31,6 +31,7 @@ from demosift.files import (
     check_regular,
     expanded,
     mismatch,
+    open_regular,
     parse_json,
     read_json,
     refuse_links,
@@ -259,6 +260,8 @@ def _read_episodes(
             files = [path for path in (data / str(index)).rglob("*") if not path.is_dir()]
             for path in files:
                 check_regular(path)
+                if path.suffix == ".arrow":
+                    _check_arrow(path)
             rows = tables.dataset(f"{data}/{index}", format=metadata["data_format"], ignore_prefixes=_NO_ROWS)
             check_claim(f"{data / str(index)}", 8 * rows.count_rows(), sum(path.stat().st_size for path in files))
         for episode in MinariStorage.read(data).get_episodes(episodes):
@@ -267,6 +270,15 @@ def _read_episodes(
         raise
     except (*damage, ArrowException) as error:
         raise InputError(f"{name}: damaged Minari data in {data}: {one_line(error)}") from error
+
+
+def _check_arrow(path: Path) -> None:
+    """Where a part of a damaged file is shorter than nothing, Arrow ends the process, unless it has looked first."""
+    from pyarrow import ipc
+
+    with open_regular(path) as source, ipc.open_file(source) as file:
+        for index in range(file.num_record_batches):
+            file.get_batch(index).validate(full=True)
 
 
 def _stored_arrays(episode: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -165,7 +165,7 @@ def _record_demo(
         steps = len(actions) if actions.ndim else 0
         stated = file[base].attrs.get("num_samples", steps)
         if steps == 0 or np.ndim(stated) or stated != steps:
-            raise InputError(f"{source}: actions: has {steps} rows, num_samples says {stated}")
+            raise InputError(f"{source}: actions: has {steps} rows, num_samples says {' '.join(str(stated).split())}")
         observations, widths = _join(source, "obs", keys, steps, read)
         has_next = f"{base}/next_obs" in file
         following = _join(source, "next_obs", keys, steps, read)[0] if has_next else None

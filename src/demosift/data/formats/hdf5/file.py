@@ -87,7 +87,8 @@ def read_attributes(file: h5py.File) -> Sidecar:
 
     version = stored.get("format_version", FORMAT_VERSION)
     if np.ndim(version) or version != FORMAT_VERSION:
-        raise InputError(f"{path}: attribute format_version: {version}, this demosift reads {FORMAT_VERSION}")
+        told = " ".join(str(version).split())
+        raise InputError(f"{path}: attribute format_version: {told}, this demosift reads {FORMAT_VERSION}")
     facts = {name: stored[name] for name in ("action_low", "action_high", "num_actions") if name in stored}
     facts |= {"env_id": text_of(path, "env_id", stored.get("env_id", "")) or None, "env_kwargs": parse("env_kwargs")}
     # The action bounds among them repeat action_low and action_high.
