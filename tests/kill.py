@@ -239,7 +239,8 @@ class Victim:
         started = start(self.command(place), self.environment)
         wait_for_work(started, place, traces(place))
         first = time.monotonic() - began
-        if said := started.said() if started.process.wait() else "":
+        said = started.said()
+        if started.process.returncode:
             raise Problem(said)
         return first, time.monotonic() - began
 
