@@ -425,7 +425,9 @@ def test_a_callback_hears_everything_in_order_and_may_stop():
     run = fit(callbacks=[Listener()])
     assert heard == sorted(heard, key=lambda pair: (pair[1], pair[0] == "evaluation"))
     assert ("evaluation", 6 * CHUNK) in heard
-    assert run.metrics[-1]["iteration"] == run.config["iterations"] == 6 * CHUNK
+    # A chunk that was under way when the listener spoke is finished.
+    assert run.metrics[-1]["iteration"] == run.config["iterations"]
+    assert run.config["iterations"] in (6 * CHUNK, 7 * CHUNK)
 
 
 def test_a_short_run_logs_at_its_end():
