@@ -8,17 +8,15 @@ import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quick import compiling
 
-# Compiled programs are kept in the virtual environment for subprocesses, the other worker and the next run. Set before
-# JAX starts; processes that tests start, some of them to be killed, inherit it and only read.
-IN_VENV, COMPILED = sys.prefix != sys.base_prefix, Path(sys.prefix) / "compiled"
-os.environ |= compiling(COMPILED if IN_VENV else None)
+# Compiled programs are kept in the virtual environment for subprocesses, the other worker and the next run.
+IN_VENV, CACHE = sys.prefix != sys.base_prefix, Path(sys.prefix) / "cache"
+os.environ |= compiling(CACHE if IN_VENV else None)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -28,7 +26,6 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 # (B, 1) against (B,) is the classic bug of this loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Hyper-parameters are floats to the user and arrays inside a program, where members differ in them.
 checked = beartype(conf=BeartypeConf(hint_overrides=FrozenDict({float: float | int | jax.Array})))
@@ -42,9 +39,14 @@ from demosift.learning import fit as train  # noqa: E402
 from demosift.learning import members as programs  # noqa: E402
 from demosift.learning import program  # noqa: E402
 from demosift.learning.cloning import Cloner  # noqa: E402
+from demosift.learning.compiled import keep_programs  # noqa: E402
 from demosift.learning.runner import Callback  # noqa: E402
 from demosift.results.run import Row, Run  # noqa: E402
 from demosift.types import Dataset, Demonstrations, Transitions  # noqa: E402
+
+if IN_VENV:
+    keep_programs()
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 OBS_DIM, ACTION_DIM = 3, 2
 SEED = 2  # every batch of its ten steps has a terminal: `random_dataset` says why it must
@@ -155,7 +157,6 @@ SLOWEST_FIRST = [
     "simulate",
 ]
 LONG_SECONDS = 1200
-WEEK = 7 * 24 * 3600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -164,15 +165,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Programs that have not been compiled for a week are of code that is gone, or will be compiled again."""
-    if hasattr(session.config, "workerinput") or not IN_VENV:
-        return
-    for path in COMPILED.glob("*"):
-        if path.stat().st_mtime < time.time() - WEEK:
-            path.unlink()
 
 
 @pytest.fixture(scope="session", autouse=True)

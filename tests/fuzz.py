@@ -59,14 +59,15 @@ class Case:
             mutators.mutate(folder, random.Random(step), folder.parent / "elsewhere" / "secret.txt", broken)
 
 
-def attempt(name: str, write: Callable[[Path], None], home: Path) -> str:
-    """Reads one case: "read", "refused", or what went wrong."""
+def attempt(name: str, write: Callable[[Path], None], home: Path, begin: Callable[[], None] = lambda: None) -> str:
+    """Reads one case: "read", "refused", or what went wrong. `begin` is called when it has been made."""
     shutil.rmtree(home, ignore_errors=True)
     (home / "elsewhere").mkdir(parents=True)
     (home / "out").mkdir()
     (home / "elsewhere" / "secret.txt").write_text(SECRET)
     write(home / "case")
     before, held = tree(home), most_memory()
+    begin()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -112,11 +113,10 @@ def work(name: str, seed: int, first: int, last: int, home: Path) -> None:
     sample = make_sample(name, home)
     for number in range(first, last):
         print(json.dumps({"start": number}), file=tell, flush=True)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + SECONDS, resource.RLIM_INFINITY))
         signal.alarm(12 * SECONDS)  # something that waits uses no time of the processor
         case = Case(name, sample, number, seed)
-        outcome = attempt(name, case.write, home / "work")
+        outcome = attempt(name, case.write, home / "work", limit_time)
+        resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         if outcome not in ("read", "refused"):
             for place in range(len(case.steps) if len(case.steps) > 1 else 0):
                 smaller = Case(name, sample, number, seed, only=(place,))
@@ -126,6 +126,11 @@ def work(name: str, seed: int, first: int, last: int, home: Path) -> None:
         print(json.dumps({"number": number, "outcome": outcome, "steps": case.steps}), file=tell, flush=True)
         if "MiB of memory" in outcome:
             return  # the highest mark stays: go on in a new process
+
+
+def limit_time() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + SECONDS, resource.RLIM_INFINITY))
 
 
 def keep(name: str, seed: int, number: int, steps: list[int] | None, home: Path, folder: Path) -> Path:

@@ -102,7 +102,9 @@ def of_file(path: Path, rng: random.Random, secret: Path) -> None:
         path.with_name(f"²{path.name}").write_bytes(content)
         return
     if kind == 1:
-        path.with_name(f"other{path.suffix}").symlink_to(secret)
+        other = path.with_name(f"other{path.suffix}")
+        other.unlink(missing_ok=True)
+        other.symlink_to(secret)
         return
     if kind == 2:
         Path(os.fsdecode(os.fsencode(path.parent) + b"/\xff" + os.fsencode(path.name))).write_bytes(content)

@@ -10,17 +10,7 @@ if version("jaxlib").startswith("0.10."):  # later ones do not know the flag, an
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 
-def compiling(cache: Path | None, keep: bool = False) -> dict[str, str]:
-    """Environment variables for a process that runs JAX, with a folder for compiled programs.
-
-    JAX finds a program by its text, the flags and its own version. It does not write a file whole or not at all: a file
-    cut short is compiled anew, and a process that may be killed only reads. `keep` is for one that is not.
-    """
+def compiling(cache: Path | None) -> dict[str, str]:
+    """Environment variables for a process that compiles, with a folder for what commands keep."""
     found = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '').replace(FLAGS, '')} {FLAGS}".strip()}
-    if cache is not None:
-        found |= {
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0" if keep else "1e9",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-    return found
+    return found | ({} if cache is None else {"DEMOSIFT_CACHE": str(cache)})

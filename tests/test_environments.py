@@ -1,5 +1,9 @@
 """Names, refusals, action scaling and normalised scores."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,3 +202,22 @@ def test_an_environment_that_holds_other_things_has_no_state_to_tell():
     assert state.capture(env) is not None
     env.unwrapped.world = object()  # type: ignore[attr-defined]
     assert state.capture(env) is None
+
+
+def test_no_library_of_the_working_folder_is_loaded(tmp_path: Path):
+    """GLFW's package looks for libglfw.so there, and starts a process to load each one it finds."""
+    (tmp_path / "libglfw.so").touch()
+    code = """
+import subprocess
+started = []
+subprocess.Popen = lambda *args, **kwargs: started.append(args)
+from demosift.simulation import environments
+environments.resolve("hopper")
+import glfw.library
+print(started, glfw.library.glfw._name)
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "PYGLFW_LIBRARY"}
+    said = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=clean, capture_output=True, text=True)
+    started, _, library = said.stdout.strip().partition(" ")
+    assert started == "[]", said.stderr
+    assert Path(library).is_absolute()

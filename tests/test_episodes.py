@@ -16,10 +16,10 @@ from demosift.data.decisions import read_decisions, read_episodes
 from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
-from demosift.sift.agreement import batch_information, movement, prediction_error, whitened
+from demosift.sift.agreement import batch_information, measure_agreement, movement, prediction_error, whitened
 from demosift.sift.cuts import find_cuts, rows_left
 from demosift.sift.filtering import filter_dataset
-from demosift.sift.finish import measure_finish
+from demosift.sift.finish import agree_on_finish, measure_finish
 from demosift.sift.scorers import NeighbourScorer
 from demosift.sift.scoring import score
 from demosift.types import Dataset, InputError, Origin, Transitions
@@ -436,9 +436,22 @@ def test_episodes_that_stop_early_rank_lower(tmp_path: Path):
     assert kept.kept_rows == 120
 
 
+def test_without_an_expert_episodes_agree_on_where_they_end():
+    lengths = [40] * 12
+    lengths[3], lengths[7] = 20, 10
+    rows = DatasetRows(walks(lengths, 1))
+    found = agree_on_finish(rows, 0)
+    assert found is not None
+    np.testing.assert_allclose(found.share, np.array(lengths) / 40, atol=0.1)
+    agreement = measure_agreement(rows)
+    assert set(np.argsort(agreement.combined)[:2]) == {3, 7}
+    assert "finish" in agreement.columns
+
+
 def test_where_states_do_not_tell_nothing_is_said():
     turning = walks([40] * 4, 0)
     obs = np.sin(40 * turning.transitions.obs)
     again = Dataset(turning.transitions._replace(obs=obs), turning.timeout)
     assert measure_finish((DatasetRows(again), DatasetRows(again)), 0) is None
     assert measure_finish((DatasetRows(walks([40, 40], 0)), DatasetRows(turning)), 0) is None
+    assert agree_on_finish(DatasetRows(again), 0) is None

@@ -347,6 +347,25 @@ def test_finished_cells_are_skipped_and_damaged_ones_made_again(tmp_path: Path):
     assert len(plan(cells, store)) == 1
 
 
+def test_a_program_that_ended_while_it_wrote_its_cells(tmp_path: Path):
+    """It goes on whole, as a program of one cell would not be the same; and is swept if only that was left to do."""
+    store = Store(tmp_path)
+    cells = planned(cell(), cell(seed=1))
+    assert run_local([cells], store, quiet_view(2), num_workers=1)
+    under_way = store.program([each.id for each in cells])
+    under_way.write(4, {}, {"members": [], "wall_seconds": 0.0})
+    assert plan(cells, store) == []
+    store.cell_file(cells[1].id).unlink()
+    store.sweep()
+    assert [[each.id for each in one] for one in plan(cells, store)] == [[each.id for each in cells]]
+    assert [[each.id for each in one] for one in plan(cells[1:], store)] == [[cells[1].id]]
+    under_way.discard()
+    assert run_local(plan(cells, store), store, quiet_view(2), num_workers=1)
+    under_way.write(4, {}, {"members": [], "wall_seconds": 0.0})
+    store.sweep()
+    assert not under_way.path.exists()
+
+
 # Programs
 
 

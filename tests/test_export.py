@@ -62,7 +62,7 @@ def test_continuous_actions_in_the_environments_units(tmp_path: Path, batch: int
     done = export_onnx(policy, tmp_path / "a.onnx", member=1)
     found = run_onnx(tmp_path / "a.onnx", OBS[:batch])
     expected = WIDE.scale_action(policy.member(1).act_members(OBS[None, :batch])[0])
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-4)  # of actions up to 10, in float32
     assert found.shape == (batch, 2)
     assert found[:, 1].min() >= 0
     assert done.difference is not None

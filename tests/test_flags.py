@@ -104,6 +104,27 @@ def test_empty_text_is_refused(verb: str):
             assert refusal(verb, [*named(action, ""), *required(PARSERS[verb], action)])
 
 
+def test_two_dashes_are_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """argparse drops them, and stores an empty list."""
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--seeds", "--supplementary", "--task"):
+        assert main(["train", "bc", "--expert", "x", "--out", "o", f"{flag}=--"]) == 2
+        assert capsys.readouterr().err == f"demosift: argument {flag}: -- is no value (try demosift --help)\n"
+
+
+def test_the_flag_that_is_empty_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").write_text('expert = "a\\u0000b"')
+    for words, what in [
+        (["--out", ""], "--out: is empty"),
+        (["--config", "x.toml", "--out", "o"], "expert: holds a NUL"),
+    ]:
+        assert main(["train", "bc", *words]) == 2
+        said = capsys.readouterr().err
+        assert what in said
+        assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize("verb", PARSERS)
 def test_a_value_twice_is_refused(verb: str):
     for action in PARSERS[verb]._actions:
@@ -145,6 +166,15 @@ def test_places_that_cannot_be_written_are_one_line(
             pytest.fail("it began to work")
     assert list(tmp_path.iterdir()) == [here]
     assert list(here.iterdir()) == []
+
+
+def test_a_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(InputError, match="x: cannot write: the working folder was removed"), atomic_write("x"):
+        pass
 
 
 def test_a_loop_of_links_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):

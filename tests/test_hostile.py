@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fuzz_formats import EPISODES, dataset, make_scores, policy
+from fuzz_formats import EPISODES, dataset, make_minari_arrow, make_scores, policy
 from layouts import episode, lerobot_v2, lerobot_v3, robomimic_file
 
 from demosift.cli.main import main
@@ -34,7 +34,7 @@ from demosift.files import (
     read_json,
     write_json,
 )
-from demosift.policy import Layer, Policy
+from demosift.policy import Layer, Policy, read_tensors
 from demosift.results.run import load_run
 from demosift.results.scores import read_scores
 from demosift.sift.filtering import filter_dataset
@@ -316,7 +316,7 @@ def test_a_file_that_the_library_does_not_come_back_from(tmp_path: Path, monkeyp
     monkeypatch.setattr(looking, "SECONDS", 0)
     refused(lambda: read_dataset(tmp_path / "a.hdf5"), "damaged HDF5 file")
     monkeypatch.undo()
-    looking._comes_back.cache_clear()
+    looking._look.cache_clear()
     assert len(read_dataset(tmp_path / "a.hdf5")) == 12
 
 
@@ -351,12 +351,23 @@ def test_policies_that_lie(tmp_path: Path, change: dict[str, Any]) -> None:
     from safetensors.numpy import save_file
 
     policy().save(tmp_path / "a.safetensors")
-    from demosift.policy import read_tensors
-
     header, tensors = read_tensors(tmp_path / "a.safetensors")
     config = {**json.loads(header["demosift"]), **change}
     save_file(tensors, tmp_path / "b.safetensors", metadata={"demosift": json.dumps(config)})
     refused(lambda: Policy.load(tmp_path / "b.safetensors"), "not a demosift policy")
+
+
+@pytest.mark.parametrize(("gone", "new"), [("layers/1/bias", None), ("layers/1/kernel", None), (None, "../x")])
+def test_policies_with_half_a_layer_or_more(tmp_path: Path, gone: str | None, new: str | None) -> None:
+    """A categorical policy that loses half of its last layer would otherwise act by the one before."""
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "a.safetensors"
+    policy(kind="categorical", width=3, environment=None, log_std_range=None).save(path)
+    header, tensors = read_tensors(path)
+    tensors = {name: tensor for name, tensor in tensors.items() if name != gone}
+    save_file(tensors | ({new: np.zeros(1, np.float32)} if new else {}), path, metadata=header)
+    refused(lambda: Policy.load(path), "not a demosift policy", (gone or new or ""))
 
 
 def test_a_policy_without_members(tmp_path: Path) -> None:
@@ -443,3 +454,20 @@ def test_few_bytes_that_stand_for_many_rows(tmp_path: Path) -> None:
         pq.write_table(pa.table({"a": many}), file, store_schema=False)
     assert path.stat().st_size < 1 << 16
     refused(lambda: read_table(path, ["a"]), "claims")
+
+
+def test_an_episode_without_rows_is_not_passed_over(tmp_path: Path) -> None:
+    """Minari would read the others, under other numbers."""
+    make_minari_arrow(tmp_path)
+    for path in (tmp_path / "data-v0" / "data" / "1").iterdir():
+        path.unlink()
+    refused(lambda: read_dataset(tmp_path / "data-v0"), "data/1: holds no rows")
+
+
+def test_a_file_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if not Path("/proc/self/mem").exists():
+        pytest.skip("needs a file that cannot be read")
+    assert main(["train", "bc", "--expert", "/proc/self/mem", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("demosift: /proc/self/mem: ")
+    assert said.count("\n") == 1

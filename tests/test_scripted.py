@@ -254,4 +254,4 @@ def test_the_curation_script_measures_what_is_missing(tmp_path: Path, capsys):
     assert both["random"]["precision"] < 1
     capsys.readouterr()
     curation.main([*given, "--table"])
-    assert "| **1.000** |" in capsys.readouterr().out
+    assert "| **1.000** of 1 |" in capsys.readouterr().out

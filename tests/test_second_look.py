@@ -9,7 +9,7 @@ from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
 from demosift.results.scores import merit, read_scores
 from demosift.sift.scoring import score
-from demosift.sift.second_look import in_order, possible, thinned
+from demosift.sift.second_look import in_order, possible, support, thinned
 from demosift.types import Dataset, Transitions
 
 STEPS = 20
@@ -42,7 +42,7 @@ def test_goals_that_the_expert_did_not_show(tmp_path: Path):
     episodes = {name: values[3:] for name, values in scored.episodes().items()}
     ranking = {"log_weight": episodes["log_weight"], "second_look": episodes["second_look"], "rank": -episodes["rank"]}
     told = {name: probability_greater(values[careful], values[~careful]) for name, values in ranking.items()}
-    assert told["log_weight"] + 0.1 < told["rank"] < told["second_look"]
+    assert told["log_weight"] + 0.1 < told["second_look"] <= told["rank"]
     assert scored.summary["second_look"] == {"trusted": 10}
     # What `filter` reads ranks in the same way.
     read = read_scores(tmp_path / "pile.hdf5", tmp_path / "scores")
@@ -75,3 +75,16 @@ def test_the_better_look_counts():
     looks = np.array([-1.0, -2.0]), np.array([-3.0, -0.5])
     assert merit(looks[0], None, looks[1]).tolist() == [-1.0, -0.5]
     assert merit(looks[0], None).tolist() == [-1.0, -2.0]
+
+
+def test_early_stops_rank_last_in_the_same_order():
+    looks, finish = np.array([0.5, 1.0, -9.0, 0.0]), np.array([0.7, 1.0, 0.85, 0.79])
+    assert np.argsort(-merit(looks, finish)).tolist() == [1, 2, 0, 3]
+    assert merit(looks, np.ones(4), support=np.array([0.0, -2.0, 0.0, 0.0])).tolist() == [0.5, -1.0, -9.0, 0.0]
+
+
+def test_agreement_counts_as_far_as_it_ranks_like_the_weights():
+    merits, agreement = np.array([1.0, 2.0, 3.0, 4.0]), np.array([-1.0, 0.0, 0.5, 2.0])
+    assert np.allclose(support(merits, agreement), agreement)
+    assert np.array_equal(support(-merits, agreement), np.zeros(4))  # most of the pile is bad
+    assert np.allclose(support(merits, agreement[[1, 0, 2, 3]]), 0.8 * agreement[[1, 0, 2, 3]])

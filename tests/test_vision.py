@@ -15,12 +15,15 @@ import pytest
 from layouts import Episode, lerobot_v3, robomimic_file
 from pictures import SIDE, draw, episodes, save_model, tiny_encoder, with_videos, write_video
 from PIL import Image
+from safetensors.numpy import save
 from sklearn.decomposition import PCA
 
 import demosift as ds
 from demosift.cli.main import main
 from demosift.data import digest_source, open_rows
 from demosift.data.features import FeatureRows, fit_components, read_features
+from demosift.files import cache_folder
+from demosift.policy import read_tensors
 from demosift.sift.artefacts import find_moved_cameras
 from demosift.types import InputError
 from demosift.vision import embedding
@@ -260,6 +263,8 @@ def test_components_are_the_principal_ones():
     np.testing.assert_allclose(np.abs(got), np.abs(want), atol=1e-4)
     assert fitted.share == pytest.approx(theirs.explained_variance_ratio_.sum())
     assert fit_components([np.outer(np.arange(9.0), [1, 2, 3])], 3).axes.shape == (3, 1)
+    with pytest.raises(InputError, match="20,000 columns; reduce them"):
+        fit_components([np.zeros((2, 20_000), np.float32)], 3)
 
 
 @pytest.fixture
@@ -305,13 +310,19 @@ def test_embeddings_are_computed_once(two_days: tuple[Path, Path, Cameras], monk
 def test_a_cache_of_other_data_is_refused(two_days: tuple[Path, Path, Cameras]):
     expert, other, cameras = two_days
     join(expert, other, cameras)
-    one, two = sorted((embedding.cache_folder() / "embeddings").iterdir())
+    one, two = sorted((cache_folder() / "embeddings").iterdir())
     shutil.copy(one, two)
     with pytest.raises(InputError, match="embeddings of other data than its name says"):
         join(expert, other, cameras)
-    two.write_bytes(one.read_bytes()[:200])
-    with pytest.raises(InputError, match="damaged; remove it"):
-        join(expert, other, cameras)
+    whole, (facts, tensors) = one.read_bytes(), read_tensors(one)
+    no_columns = save({"embedding": tensors["embedding"][:, :0]}, facts)
+    eighths = {"dtype": "F8_E5M2", "shape": [8], "data_offsets": [0, 8]}  # a type that NumPy does not know
+    header = json.dumps({"__metadata__": facts, "embedding": eighths}).encode()
+    for content in (whole[:200], len(header).to_bytes(8, "little") + header + bytes(8), no_columns):
+        one.write_bytes(content)
+        with pytest.raises(InputError, match="damaged; remove it"):
+            join(expert, other, cameras)
+    one.unlink()
     two.unlink()
     join(expert, other, cameras)
 
@@ -332,7 +343,7 @@ def test_episodes_of_one_dataset_share_its_embeddings(two_days: tuple[Path, Path
     one, others = (joiner.join(part, open_rows(part)) for part in parts)
     np.testing.assert_array_equal(one.features, whole.features[9:14])
     np.testing.assert_array_equal(others.features, np.delete(whole.features, np.s_[9:14], axis=0))
-    assert len(list((embedding.cache_folder() / "embeddings").iterdir())) == 1
+    assert len(list((cache_folder() / "embeddings").iterdir())) == 1
 
 
 # Features of the user's own.

@@ -264,13 +264,22 @@ def custom(path: Path) -> None:
     save_model(path, [helper.make_node("Run", ["image"], ["out"], domain="com.evil")], ["n", 8, 8, 3], {})
 
 
-def infinite(path: Path) -> None:
+def divided(path: Path, by: float) -> None:
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
-        helper.make_node("Div", ["pixels", "zero"], ["huge"]),
+        helper.make_node("Div", ["pixels", "by"], ["huge"]),
         helper.make_node("Reshape", ["huge", "flat"], ["out"]),
     ]
-    save_model(path, nodes, ["n", 8, 8, 3], {"zero": np.array(0, np.float32), "flat": np.array([0, -1])})
+    save_model(path, nodes, ["n", 8, 8, 3], {"by": np.array(by, np.float32), "flat": np.array([0, -1])})
+
+
+def without_columns(path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("Slice", ["flat", "zero", "zero", "axis"], ["out"]),
+    ]
+    save_model(path, nodes, ["n", 8, 8, 3], {"zero": np.array([0]), "axis": np.array([1])})
 
 
 @pytest.mark.parametrize(
@@ -286,7 +295,9 @@ def infinite(path: Path) -> None:
         (lambda path: identity(path, ["n", 8, 8, 3], TensorProto.INT64), "needs one input of pictures"),
         (lambda path: identity(path, ["n", 8, 8, 3]), r"gives \(1, 8, 8, 3\) for 1 pictures"),
         (lambda path: identity(path, ["n", 9, 9, 3]), "takes pictures of 9 x 9 pixels, not 8"),
-        (infinite, "not finite"),
+        (lambda path: divided(path, 0.0), "inf is not a finite number"),
+        (lambda path: divided(path, 1e-36), "its square is not finite"),
+        (without_columns, r"gives \(1, 0\) for 1 pictures"),
     ],
 )
 def test_an_encoder_that_is_wrong_is_refused(make: Callable[[Path], Any], message: str, tmp_path: Path):

@@ -4,8 +4,11 @@
 class InputError(Exception):
     """Something the user gave is wrong.
 
-    The message is one line that says what and where; the command line exits with 2.
+    The message is one line that says what and where, even if it quotes a file; the command line exits with 2.
     """
+
+    def __str__(self) -> str:
+        return printable(" ".join(super().__str__().splitlines()))
 
 
 def printable(text: str) -> str:

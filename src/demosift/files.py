@@ -227,7 +227,11 @@ def _workshop(path: Path) -> Iterator[Path]:
     if path.name in ("", ".."):
         raise InputError(f"{path}: has no name of its own, cannot write there")
     folder = path.with_name(f".{path.name}{PARTIAL}")
-    if (folder / path.name).absolute() in _reserved:
+    try:
+        place = (folder / path.name).absolute()
+    except FileNotFoundError:
+        raise InputError(f"{path}: cannot write: the working folder was removed") from None
+    if place in _reserved:
         yield folder / path.name
         return
     with _new_folders(folder):
@@ -527,6 +531,12 @@ def expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # no HOME and nobody of that name
         raise InputError(f"{path}: whose home folder is not known; write the path in full") from None
+
+
+def cache_folder() -> Path:
+    """DEMOSIFT_CACHE, or `demosift` where the system keeps what can be made again."""
+    own = os.environ.get("DEMOSIFT_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"), "demosift")
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:

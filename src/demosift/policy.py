@@ -299,7 +299,10 @@ class Policy:
             raise InputError(f"{path}: not a demosift policy: {error.args[0]!r} is missing") from error
         except ValueError as error:
             raise InputError(f"{path}: not a demosift policy: {error}") from error
+        own = {"normaliser/shift", "normaliser/scale"} | {f"layers/{name}" for name, _ in named_arrays(policy.layers)}
         for name, tensor in tensors.items():
+            if name not in own:
+                raise InputError(f"{path}: not a demosift policy: tensor {name!r} belongs to no layer")
             if tensor.dtype != np.float32:
                 raise InputError(f"{path}: tensor {name!r} is {tensor.dtype}, expected float32")
             if not np.isfinite(tensor).all():
@@ -590,7 +593,7 @@ def named_arrays(tree: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]
 
 
 def _layers(tensors: Mapping[str, np.ndarray]) -> tuple[Layer, ...]:
-    number = max(1, sum(name.startswith("layers/") for name in tensors) // 2)
+    number = max(1, -(-sum(name.startswith("layers/") for name in tensors) // 2))  # half a layer is one that is missing
     return tuple(Layer(tensors[f"layers/{i}/kernel"], tensors[f"layers/{i}/bias"]) for i in range(number))
 
 

@@ -15,6 +15,17 @@ class Parser(argparse.ArgumentParser):
         self.register("type", None, not_empty)
         self.register("action", None, Distinct)
 
+    def add_subparsers(self, **named: Any) -> Any:
+        added = super().add_subparsers(**named)
+        added.type = str  # it is given all words that follow: each flag says itself what is wrong with its own
+        return added
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore
+        for word in args or ():
+            if word.startswith("--") and word.endswith("=--"):
+                self.error(f"argument {word[:-3]}: -- is no value")  # argparse would drop it, and store a list
+        return super().parse_known_args(args, namespace)
+
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)  # argparse's own says nothing where it cannot be written
 
@@ -36,6 +47,8 @@ class Distinct(argparse.Action):
 def not_empty(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
+    if "\0" in text:  # from a configuration file; no name of a file has one
+        raise argparse.ArgumentTypeError("holds a NUL character")
     return text
 
 

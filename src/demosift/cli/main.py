@@ -45,6 +45,7 @@ from demosift.ranges import (
 )
 
 DEFAULT_ALGORITHM = "sift"
+KEEP_PROGRAMS = ("collect", "demo", "reproduce", "score", "train")  # verbs that compile; `bench` takes its time
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
     "alpha": "alpha of the method's paper",
     "average": "share that each step keeps of a moving average of the policy's parameters, such as 0.999; 0 for none",
@@ -111,6 +112,10 @@ def answer(arguments: list[str]) -> int:
         from demosift.cli import verbs  # not before: --help needs nothing that it imports
         from demosift.files import plain
 
+        if options.verb in KEEP_PROGRAMS:
+            from demosift.learning.compiled import keep_programs
+
+            keep_programs()
         result, text = getattr(verbs, f"run_{options.verb}")(options)
     if options.json:
         print(json.dumps(plain(result), sort_keys=True))
@@ -162,7 +167,8 @@ def ending_signals() -> Iterator[list[signal.Signals]]:
             pass
         for number, handler in before.items():
             signal.signal(number, handler)
-        sys.unraisablehook, threading.excepthook = hooks
+        if not heard:  # else what was left in the middle is deleted after this, and may complain
+            sys.unraisablehook, threading.excepthook = hooks
 
 
 def is_importing(frame: FrameType | None) -> bool:
@@ -350,10 +356,10 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
     sub = verb(
         "bench",
-        "measure speed against this machine's limit, how good scorers are, or the time of sift and rewards",
+        "measure speed against this machine's limit, how good scorers are, or the time that a user waits",
     )
     add = sub.add_argument
-    what = ["speed", "scores", "scale", "recipe", "rewards"]
+    what = ["speed", "scores", "scale", "recipe", "rewards", "user"]
     add("what", nargs="?", choices=what, default=what[0], help="what to measure (default: speed)")
     add("--measures", nargs="+", metavar="NAME", help="scores: any of noisy-expert, haystack, full-replay")
     add("--scorers", nargs="+", metavar="NAME", help="scores: scorers to compare (default: all)")
@@ -364,10 +370,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--iterations", type=within(STEPS), help="recipe: iterations of sift and of plain BC (default: 25000 each)")
     about = "recipe: networks that act as one policy (default: 5 1, one after the other)"
     add("--ensemble", type=within(MEMBERS), nargs="+", default=[5, 1], metavar="K", help=about)
-    about = "scores, scale, recipe, rewards: file for the results, with tables beside it; scores found there are not "
-    about += "measured again"
+    about = "all but speed: file for the results, with tables beside it; scores found there are not measured again"
     add("--out", metavar="FILE.json", help=about)
-    about = "scale, rewards: rows of the supplementary set (default: 100k, 1M, 20M; for rewards 1M)"
+    about = "scale, rewards, user: rows of the supplementary set (default: 100k, 1M, 20M; rewards 1M; user 16k, 1M)"
     add("--rows", type=within(ROWS), nargs="+", help=about)
     about = "scale: engines to score with; both give the same bytes, which is checked (default: local)"
     add("--engine", choices=["local", "ray"], nargs="+", default=["local"], help=about)

@@ -537,6 +537,10 @@ def measure(options: argparse.Namespace) -> Answer:
         from demosift.bench.rewards import bench_rewards
 
         return bench_rewards(options.rows, options.out)
+    if options.what == "user":
+        from demosift.bench.user import bench_user
+
+        return bench_user(options.rows, options.out)
     if options.what == "recipe":
         from demosift.bench.recipe import bench_recipe
 

@@ -52,6 +52,13 @@ def recognise(path: Path) -> str:
     return next((kind for signature, kind in _SIGNATURES.items() if head.startswith(signature)), "something else")
 
 
+def looks_like_hdf5(path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.isfile(path) and h5py.is_hdf5(path)
+    except OSError:  # opening it will say why
+        return False
+
+
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """An HDF5 file open for reading; whatever HDF5 finds wrong with it becomes one line."""

@@ -28,6 +28,7 @@ from demosift.files import expanded, open_regular
 from demosift.types import Dataset, InputError
 
 COMPONENTS = 32
+MOST_COLUMNS = 4_096  # that are reduced: memory grows with their square, time with their cube
 STATE = "state"  # what the dataset's own columns are called where it does not name them
 
 Features = Float32[np.ndarray, "rows columns"]
@@ -99,6 +100,8 @@ class Components:
 
 def fit_components(parts: Sequence[Float[np.ndarray, "rows columns"]], most: int) -> Components:
     """The directions in which all parts together vary most, from their covariance. The largest entry is positive."""
+    if parts[0].shape[1] > MOST_COLUMNS:
+        raise InputError(f"features: {parts[0].shape[1]:,} columns; reduce them to {MOST_COLUMNS:,} or less first")
     count = sum(map(len, parts))
     mean = np.sum([part.sum(axis=0, dtype=np.float64) for part in parts], axis=0) / count
     covariance = np.zeros((len(mean), len(mean)))
@@ -197,7 +200,7 @@ def _read_parquet(path: Path) -> tuple[np.ndarray, str | None, dict[str, np.ndar
         width = len(first.values) if isinstance(first, pa.ListScalar) and first.is_valid else 1
         array = as_numbers(path, "features", table["features"], width).reshape(len(table), width)
     elif names:
-        array = np.stack([as_numbers(path, name, table[name], 1) for name in names], axis=1)
+        array = np.stack([as_numbers(path, name, table[name], 1).reshape(len(table)) for name in names], axis=1)
     else:
         raise InputError(f"{path}: features: the file has no columns of numbers")
     return array, None if digest is None else digest.decode("utf-8", "replace"), indices

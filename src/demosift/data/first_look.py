@@ -22,10 +22,15 @@ _PATIENCE = 15  # times as long by the clock, where the machine is busy
 _BYTES_PER_SECOND = 10 << 20
 _MEMORY = 1 << 31  # of address space; the libraries alone take a third
 
-# What a reader does with an object, short of reading its rows. The low-level functions take a third of the time.
+# What a reader does with an object, attributes included, short of reading its rows. The low-level functions take a
+# third of the time.
 _LOOK = """
 import os, resource, sys
+import numpy
 from h5py import h5a, h5d, h5f, h5g, h5l, h5o
+
+class Damage(Exception):
+    pass
 
 def look(name):
     seen, groups = set(), [h5o.open(h5f.open(name, h5f.ACC_RDONLY), b"/")]
@@ -47,7 +52,12 @@ def look(name):
 def look_at(found):
     for index in range(h5a.get_num_attrs(found)):
         attribute = h5a.open(found, index=index)
-        attribute.shape, attribute.dtype
+        try:
+            attribute.read(numpy.empty(attribute.shape or (), attribute.dtype))
+        except (OSError, RuntimeError, MemoryError):
+            raise Damage
+        except Exception:
+            pass  # of a type that h5py does not know
     if isinstance(found, h5d.DatasetID):
         options = found.get_create_plist()
         found.shape, found.dtype, options.get_external_count(), found.get_storage_size()
@@ -63,11 +73,14 @@ for line in sys.stdin.buffer:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + 1 + int(seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    answer = "done"
     try:
         look(bytes.fromhex(name.decode()))
+    except Damage:
+        answer = "damaged"  # and reading it might take any memory
     except Exception:
         pass  # reading it will say what is wrong
-    print("done", file=answers, flush=True)
+    print(answer, file=answers, flush=True)
 """
 
 
@@ -76,8 +89,8 @@ class _Looker:
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
 
-    def look(self, path: bytes, seconds: int) -> bool:
-        """Whether the process came back from this file."""
+    def look(self, path: bytes, seconds: int) -> str:
+        """What is wrong with this file, or nothing."""
         with self.lock:
             process = self.process if self.process and self.process.poll() is None else self.start()
             assert process.stdin is not None
@@ -87,12 +100,12 @@ class _Looker:
                 process.stdin.flush()
                 with selectors.DefaultSelector() as selector:
                     selector.register(process.stdout, selectors.EVENT_READ)
-                    if selector.select(_PATIENCE * seconds) and process.stdout.readline():
-                        return True
+                    if selector.select(_PATIENCE * seconds) and (answer := process.stdout.readline()):
+                        return "" if answer == b"done\n" else "an attribute cannot be read"
             except OSError:  # it ended before it was asked
                 pass
             self.stop()
-            return False
+            return "HDF5 cannot read it in time"
 
     def start(self) -> "subprocess.Popen[bytes]":
         self.stop()
@@ -120,10 +133,10 @@ _looker = _Looker()
 def look_first(path: Path) -> None:
     """Refuses a file that HDF5's library does not come back from. A file that did not change is looked at once."""
     found = path.stat()
-    if not _comes_back(os.fsencode(path.absolute()), found.st_ino, found.st_mtime_ns, found.st_size):
-        raise InputError(f"{path}: damaged HDF5 file: HDF5 cannot read it in time")
+    if wrong := _look(os.fsencode(path.absolute()), found.st_ino, found.st_mtime_ns, found.st_size):
+        raise InputError(f"{path}: damaged HDF5 file: {wrong}")
 
 
 @lru_cache(maxsize=4096)
-def _comes_back(path: bytes, number: int, changed: int, size: int) -> bool:
+def _look(path: bytes, number: int, changed: int, size: int) -> str:
     return _looker.look(path, SECONDS + size // _BYTES_PER_SECOND)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from demosift.data.checks import check_claim, check_memory, one_line, recognise
+from demosift.data.parquet_footer import read_footer
 from demosift.files import open_regular
 from demosift.types import InputError
 
@@ -34,7 +35,7 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         if error.errno:
             raise InputError(f"{path}: cannot read: {os.strerror(error.errno)}") from error
         raise InputError(f"{path}: damaged Parquet file: {one_line(error)}") from error
-    except (pa.ArrowException, MemoryError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # Unicode: a column's name
         kind = recognise(path)
         if kind == "a Parquet file":
             raise InputError(f"{path}: truncated or damaged Parquet file: {one_line(error)}") from error
@@ -48,24 +49,23 @@ def column_names(path: Path) -> list[str]:
 
 def row_group_ends(path: Path) -> np.ndarray:
     """One past the last row of each row group, as the file's header says."""
-    with open_parquet(path) as file:
-        return np.cumsum([file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)])
+    with open_parquet(path):
+        return np.cumsum([group.num_rows for group in read_footer(path)], dtype=np.int64)
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None) -> pa.Table:
     """A Parquet file, or some of its columns and row groups."""
     with open_parquet(path) as file:
-        present, about, size = file.schema_arrow.names, file.metadata, path.stat().st_size
+        present, about, size = file.schema_arrow.names, read_footer(path), path.stat().st_size
         for name in present if columns is None else columns:
             if present.count(name) != 1:
                 raise InputError(f"{path}: {name}: the file has {'two' if name in present else 'no'} such column")
         wanted = list(present if columns is None else columns)
-        numbers = list(range(about.num_row_groups) if row_groups is None else row_groups)
-        groups = [about.row_group(index) for index in numbers]
-        num_rows = about.num_rows if row_groups is None else sum(group.num_rows for group in groups)
-        stored = [group.column(index) for group in groups for index in range(group.num_columns)]
-        values = sum(each.num_values for each in stored if each.path_in_schema.partition(".")[0] in wanted)
-        for claimed in (sum(group.total_byte_size for group in groups), 8 * num_rows, 8 * values):
+        numbers = list(range(len(about)) if row_groups is None else row_groups)
+        groups = [about[index] for index in numbers]
+        num_rows = file.metadata.num_rows if row_groups is None else sum(group.num_rows for group in groups)
+        values = sum(number for group in groups for name, number in group.num_values if name in wanted)
+        for claimed in (sum(group.num_bytes for group in groups), 8 * num_rows, 8 * values):
             check_memory(str(path), claimed)
             check_claim(str(path), claimed, size)
         # A text that comes a million times is stored once: what that makes is known only as it is read.

@@ -81,6 +81,9 @@ def check_types(raw: Recording) -> Recording:
         raise InputError(f"{source}: observations: has no columns")
     if following is not None and following.shape[1] != columns:
         raise InputError(f"{source}: next_observations: has {following.shape[1]} columns, observations has {columns}")
+    names = () if raw.origin is None else raw.origin.names
+    if any("\0" in name for name in (raw.environment_id or "", *names)):  # which HDF5 and the system do not take
+        raise InputError(f"{source}: the name of an environment or origin has a character of code 0 in it")
     if checked.num_actions is not None and not checked.discrete:
         raise InputError(f"{source}: actions: the file states num_actions, but they are not one integer per row")
     return checked

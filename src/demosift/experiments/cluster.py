@@ -19,6 +19,7 @@ from demosift.experiments.local import where_made
 from demosift.experiments.program import CHECKPOINT_SECONDS, Outcome, Planned, run_program
 from demosift.experiments.settling import Settled, settle, settle_failure
 from demosift.experiments.store import Store
+from demosift.learning.compiled import keep_programs
 from demosift.results.checkpoint import Checkpoint
 from demosift.results.run import Row
 from demosift.simulation.simulate import Rollouts
@@ -91,6 +92,7 @@ def run_task(
     """One program in a worker of the cluster. A failure is returned as an answer; only a death is retried."""
     import ray
 
+    keep_programs()
     try:
         program = [
             Planned(cell, id_, each, description)

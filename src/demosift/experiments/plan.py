@@ -40,15 +40,17 @@ def identify(
 def plan(planned: Sequence[Planned], store: Store, max_members: int | None = None) -> list[list[Planned]]:
     """The programs that are left to run.
 
-    Unfinished programs stay as they are, so that they continue bit for bit. The other cells are grouped by shape, and
-    on a GPU several environments share a program of up to `max_members`.
+    Unfinished programs stay as they are, so that they continue bit for bit; one that ended while it wrote its cells is
+    continued whole, too. The other cells are grouped by shape, and on a GPU several environments share a program of up
+    to `max_members`.
     """
     on_cpu = jax.default_backend() == "cpu"
-    todo = {each.id: each for each in planned if not store.finished(each.id)}
+    done = {each.id: each for each in planned if store.finished(each.id)}
+    todo = {each.id: each for each in planned if each.id not in done}
     programs = []
     for ids in store.unfinished():
-        if all(cell_id in todo for cell_id in ids):
-            programs.append([todo.pop(cell_id) for cell_id in ids])
+        if any(cell_id in todo for cell_id in ids) and all(cell_id in todo or cell_id in done for cell_id in ids):
+            programs.append([todo.pop(cell_id, None) or done[cell_id] for cell_id in ids])
     groups: dict[Hashable, list[Planned]] = {}
     for each in todo.values():
         cloner = each.cell.algorithm.cloner

@@ -109,7 +109,10 @@ class Store:
         return found
 
     def sweep(self) -> None:
-        """Remove what killed processes left half written."""
+        """Remove what killed processes left half written, and programs whose cells are all there."""
+        for ids in self.unfinished():
+            if all(map(self.finished, ids)):
+                self.program(ids).discard()
         programs = (self.path / UNFINISHED).glob("*")
         parts = [part for program in programs for part in (program, program / "checkpoint")]
         sweep(*(self.path / name for name in (CELLS, FAILURES, GRIDS, UNFINISHED, "data")), *parts)

@@ -195,6 +195,8 @@ def choose(rows: Sequence[Mapping[str, Any]], failed: Container[int], num_seeds:
     for row in rows:
         if "held_out_loss" in row:
             found.setdefault(row["member"], []).append(np.inf if row["held_out_loss"] is None else row["held_out_loss"])
+    if sorted(found) != list(range(len(found))) or len(found) % num_seeds:
+        raise InputError("the metrics of the run lack the held-out loss of a member: a file of it is damaged")
     loss = [
         min(found[member]) if stopping else float(np.mean(found[member][-LAST_CHECKS:])) for member in sorted(found)
     ]

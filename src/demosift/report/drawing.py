@@ -41,3 +41,4 @@ def save(drawn: Figure, path: Path) -> None:
     for suffix in ("svg", "png"):
         with atomic_write(path.with_suffix(f".{suffix}")) as temporary:
             drawn.savefig(temporary, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+        drawn.set_layout_engine("none")  # one layout for both: it takes as long as drawing

@@ -34,7 +34,8 @@ ROWS, EPISODES, SUMMARY, PAGE = "scores.parquet", "episodes.parquet", "summary.j
 SCORE_FILES = (ROWS, EPISODES, SUMMARY, PAGE, "report.html")
 TASK = "task"
 ROW_GROUP = 1 << 20
-FINISHED = 8.0  # what an episode that stops early loses of its merit, times the log of the share it went
+EARLY = 0.8  # an episode that went less of the expert's way stopped early
+STOPPED = 14.0  # what it loses of its merit: about as much as separates the best weight from the least
 MOST_BAD_ROWS = 1 << 30  # that a summary may claim
 Role = Literal["expert", "supplementary"]
 SOURCES: tuple[Role, Role] = ("expert", "supplementary")  # in the order of the rows
@@ -162,7 +163,7 @@ def read_scores(data: Source, folder: str | os.PathLike[str]) -> Scores:
 
 def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     rows = read_part(folder / ROWS, ["episode", "weight"], role)
-    optional = ["number", "finish", "second_look"]
+    optional = ["number", "finish", "second_look", "support"]
     episodes = read_part(folder / EPISODES, ["episode", "log_weight"], role, optional)
     weight = _checked(folder / ROWS, rows["weight"], summary[role].get("rows", len(rows["weight"])))
     number = rows["episode"]
@@ -171,11 +172,11 @@ def read_role(folder: Path, summary: Row, role: Role) -> Scores:
     if not np.array_equal(number[ends - 1], every) or not np.array_equal(np.sort(episodes["episode"]), every):
         raise Unusable(f"{folder}: {ROWS} and {EPISODES} do not agree on the episodes")
     finish = episodes.get("finish", np.ones(1))
-    looks = episodes["log_weight"], episodes.get("second_look", np.ones(1))
+    looks = episodes["log_weight"], episodes.get("second_look", np.ones(1)), episodes.get("support", np.ones(1))
     if any(np.isnan(look).any() for look in looks) or not ((finish > 0) & (finish <= 1)).all():
-        raise Unusable(f"{folder / EPISODES}: log_weight, second_look, finish: not a number for each episode")
+        raise Unusable(f"{folder / EPISODES}: log_weight, second_look, support, finish: not a number for each episode")
     best = np.empty(len(ends))
-    known = merit(episodes["log_weight"], episodes.get("finish"), episodes.get("second_look"))
+    known = merit(episodes["log_weight"], *(episodes.get(name) for name in ("finish", "second_look", "support")))
     best[episodes["episode"].astype(np.int64)] = known
     numbers = np.arange(len(ends))
     if "number" in episodes:  # files of before count from 0
@@ -259,13 +260,16 @@ def merit(
     log_weight: Float[np.ndarray, "episodes"],
     finish: Float[np.ndarray, "episodes"] | None,
     second_look: Float[np.ndarray, "episodes"] | None = None,
+    support: Float[np.ndarray, "episodes"] | None = None,
 ) -> Float[np.ndarray, "episodes"]:
-    """By what episodes are ranked: the mean log-weight of their rows, the better of two looks, less if they stop early.
+    """By what episodes are ranked: the mean log-weight of their rows, the better of two looks.
 
-    Expert and pile alike; files of before have one look.
+    The support of the others is added. Episodes that stop early come last, in the same order. Expert and pile alike;
+    files of before have one look and no support.
     """
     best = log_weight if second_look is None else np.maximum(log_weight, second_look)
-    return best if finish is None else best + FINISHED * np.log(finish)
+    best = best if support is None else best + support
+    return best if finish is None else best - STOPPED * (finish < EARLY)
 
 
 def standing(

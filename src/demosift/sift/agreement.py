@@ -5,10 +5,12 @@
     idle             share of steps at which the state stands still
     roughness        mean change of the action's change from step to step, over the action's spread
     length           steps
+    finish           share of the usual way that it went, where states tell how far along they are
 
-The first two are better when larger; the others count against an episode only where it is an outlier. All this measures
-agreement, not quality: where most episodes make the same mistake, the mistake agrees best. The episodes that agree most
-stand in for an expert, and everything else is then scored against them.
+The first two are better when larger; the next three count against an episode only where it is an outlier, and the last
+where it stops early. The information is shown but does not count: a hand that moves in its own way has little of it,
+good or bad. All this measures agreement, not quality: where most episodes make the same mistake, the mistake agrees
+best. The episodes that agree most stand in for an expert, and everything else is then scored against them.
 """
 
 from typing import NamedTuple
@@ -19,6 +21,8 @@ from scipy.special import digamma
 
 from demosift.data import RowSource
 from demosift.learning.neighbours import find_nearest
+from demosift.results.scores import EARLY
+from demosift.sift.finish import Finish, agree_on_finish
 
 MOST_ROWS = 10_000  # that are compared with each other
 BATCH, ROUNDS, NEIGHBOURS = 1_024, 4, (5, 6, 7)  # of the estimate of mutual information
@@ -26,6 +30,7 @@ STATE_COLUMNS, ACTION_COLUMNS = 16, 6  # directions of largest variance in which
 SIMILAR = 10  # states of other episodes that predict an action
 SMOOTHED, STILL = 5, 0.1  # steps over which speed is averaged; share of the usual speed below which a state is idle
 OUTLIER = 3.0  # deviations from the median, by the median absolute deviation
+STOPPED = 3 * OUTLIER  # what an early stop costs: as much as to be an outlier in everything else
 STAND_INS = 1 / 3  # share of the episodes that stand in for an expert
 
 Values = Float[np.ndarray, "episodes"]
@@ -39,6 +44,7 @@ class Agreement(NamedTuple):
     idle: Values
     roughness: Values
     length: Int[np.ndarray, "episodes"]
+    finish: Finish | None
     combined: Values  # larger is better
     rank: Int[np.ndarray, "episodes"]  # from 1, the best
     idle_rows: Bool[np.ndarray, "rows"]
@@ -48,12 +54,20 @@ class Agreement(NamedTuple):
         """What `episodes.parquet` and the page show."""
         known = self._asdict()
         shown = ("information", "predictability", "idle", "roughness")
-        return {name: known[name] for name in shown} | {"agreement": self.combined, "agreement_rank": self.rank}
+        finish = {} if self.finish is None else {"finish": self.finish.share}
+        rank = {"agreement": self.combined, "agreement_rank": self.rank}
+        return {name: known[name] for name in shown} | finish | rank
 
     def stand_ins(self) -> Int[np.ndarray, "episodes"]:
         """The episodes that agree most, in their order; at least one, and never all."""
         count = min(max(1, round(STAND_INS * len(self.rank))), len(self.rank) - 1)
         return np.flatnonzero(self.rank <= count)
+
+    @property
+    def order(self) -> Int[np.ndarray, "episodes"]:
+        """All episodes, those that stand in for an expert first."""
+        first = self.stand_ins()
+        return np.concatenate([first, np.setdiff1d(np.arange(len(self.rank)), first)])
 
 
 def measure_agreement(source: RowSource, seed: int = 0) -> Agreement:
@@ -71,10 +85,13 @@ def measure_agreement(source: RowSource, seed: int = 0) -> Agreement:
     idle = np.add.reduceat(idle_rows.astype(np.float64), starts) / length
     roughness = np.add.reduceat(bend, starts) / length
     penalty = sum(excess(values) for values in (idle, roughness)) + excess(np.abs(centred(np.log(length))))
-    combined = standing(information) + standing(predictability) - penalty
+    finish = agree_on_finish(source, seed)
+    stopped = np.zeros(len(ends)) if finish is None else STOPPED * (finish.share < EARLY)
+    combined = standing(predictability) - penalty - stopped
     rank = np.empty(len(ends), np.int64)
-    rank[np.argsort(-combined, kind="stable")] = np.arange(1, len(ends) + 1)
-    return Agreement(information, predictability, idle, roughness, length, combined, rank, idle_rows)
+    # Outliers count alike, but of two the worse ranks lower.
+    rank[np.lexsort((-predictability, -combined))] = np.arange(1, len(ends) + 1)
+    return Agreement(information, predictability, idle, roughness, length, finish, combined, rank, idle_rows)
 
 
 def whitened(values: Float[np.ndarray, "rows columns"], most: int) -> Float[np.ndarray, "rows directions"]:

@@ -33,7 +33,11 @@ from demosift.sift.scoring import (
 from demosift.types import Dataset, InputError
 
 NAMED = 3  # tasks that a line names
-UNSAID = {"finish": 1.0, "second_look": -LOG_LIMIT}  # an episode came to its end, and the first look decides
+UNSAID = {
+    "finish": 1.0,
+    "second_look": -LOG_LIMIT,
+    "support": 0.0,
+}  # an episode came to its end, and the first look decides
 
 ScoreOne = Callable[[Any, Any, Any], Scored]  # of an expert, a supplementary and a bad set
 

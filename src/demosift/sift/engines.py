@@ -95,6 +95,9 @@ def read_stretch(bundle: Sequence[Any], start: int, stop: int, own: Any, on_cpu:
     results, failure = [], None
     node = f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
     given: Bundle = ray.get(bundle[0])
+    from demosift.learning.compiled import keep_programs  # not before: it imports JAX
+
+    keep_programs()
     with at_most_cores(1), working_in(given.folder):
         failure = unseen(given.files, node)
         try:

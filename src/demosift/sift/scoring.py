@@ -39,7 +39,7 @@ from demosift.files import atomic_folder, provenance
 from demosift.progress import Progress, Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
 from demosift.report.statistics import probability_greater
-from demosift.results.scores import TASK, merit, standing
+from demosift.results.scores import EARLY, TASK, merit, standing
 from demosift.sift.agreement import Agreement, measure_agreement
 from demosift.sift.calibration import (
     LOG_LIMIT,
@@ -53,7 +53,7 @@ from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words, judge_bad
 from demosift.sift.engines import BLOCK, Engine, Here, open_engine
 from demosift.sift.films import make_films
-from demosift.sift.finish import EARLY, measure_finish
+from demosift.sift.finish import measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Scorer, held_out_features, make_scorer
@@ -137,7 +137,7 @@ class Scored:
         mean_log = mean(np.log(self.weight))
         quantiles = segment_quantiles(self.weight, starts, QUANTILES)
         rank = np.empty(len(starts), np.int64)
-        best = merit(mean_log, self.columns.get("finish"), self.columns.get("second_look"))
+        best = merit(mean_log, *(self.columns.get(name) for name in ("finish", "second_look", "support")))
         task = self.columns.get(TASK)
         for part in (slice(self.num_expert_episodes), slice(self.num_expert_episodes, None)):
             own = standing(best[part], None if task is None else task[part])
@@ -440,6 +440,8 @@ def _score(
     if agreement is not None:
         warnings.insert(0, NOBODY)
     finish, second = measure_finish(sources, how.seed), None
+    if agreement is not None and agreement.finish is not None:
+        finish = agreement.finish._replace(share=agreement.finish.share[agreement.order])
     if agreement is None and not found.useless and possible(sources):
         first = episode_means(np.log(weight), found.ends)[len(sources[0].episode_ends) :]
         own = None if finish is None else finish.share[len(sources[0].episode_ends) :]
@@ -488,12 +490,11 @@ def _score(
     if second is not None:
         # What is known to be bad counts in both looks.
         columns["second_look"] = second.log_weight + episode_means(np.log(factor), found.ends)
+        columns["support"] = second.support
     if agreement is not None:
-        first = agreement.stand_ins()
-        order = np.concatenate([first, np.setdiff1d(np.arange(len(agreement.rank)), first)])
-        columns |= {name: values[order] for name, values in agreement.columns.items()}
+        columns |= {name: values[agreement.order] for name, values in agreement.columns.items()}
         if isinstance(supplementary, Dataset):
-            numbers = order
+            numbers = agreement.order
     fold, num_episodes = found.plan.fold, len(sources[0].episode_ends)
     page: dict[str, Any] = {}
     rows = weight, spread, fold, num_expert, found.ends, num_episodes

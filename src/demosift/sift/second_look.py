@@ -5,6 +5,9 @@ that can be trusted: the quarter of its episodes that rank best both by their we
 the rest. They join the expert's, and episodes are weighed again. An episode is as good as the better of its two looks:
 like the expert's, or like what is like the expert's. Where an episode ends is learned from the larger set, too.
 
+How well an episode agrees with the rest counts as well, as far as agreement and the first look rank the pile alike:
+where most of a pile is bad they do not, and agreement counts for nothing.
+
 Only the ranking of episodes comes of it. The weights of rows stay those of the expert's own episodes.
 """
 
@@ -33,6 +36,7 @@ class SecondLook(NamedTuple):
 
     log_weight: Values  # the mean of each episode's rows
     finish: Finish | None
+    support: Values  # what agreement with the rest of the pile adds; nothing for the expert's
     trusted: int  # episodes of the pile that joined the expert's
 
 
@@ -60,8 +64,17 @@ def look_again(
     order = in_order(own.num_episodes, trusted)
     finish = measure_finish(divided, seed)
     return SecondLook(
-        mean[order], None if finish is None else finish._replace(share=finish.share[order]), int(trusted.sum())
+        mean[order],
+        None if finish is None else finish._replace(share=finish.share[order]),
+        np.concatenate([np.zeros(own.num_episodes), support(merit, agreement)]),
+        int(trusted.sum()),
     )
+
+
+def support(merit: Values, agreement: Values) -> Values:
+    """Agreement, times the rank correlation of the two where that is positive."""
+    alike = np.corrcoef(ranked(merit), ranked(agreement))[0, 1]
+    return max(float(alike), 0.0) * agreement
 
 
 def ranked(values: Values) -> Values:

@@ -8,8 +8,10 @@ which come with a program that solves them.
 
 import difflib
 import importlib
+import importlib.util
 import json
 import logging
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -146,6 +148,7 @@ _ARGUMENTS = frozenset(
 
 def make(spec: EnvironmentSpec) -> gymnasium.Env:
     """The environment itself, always with a time limit. It takes native actions: see `EnvironmentSpec.scale_action`."""
+    _name_glfw()
     try:
         # Importing an environment's module may warn, as Gymnasium does about old versions; the user chose the id.
         with warnings.catch_warnings(action="ignore"):
@@ -266,3 +269,18 @@ def _quieten_mujoco() -> None:
     """MuJoCo prints warnings to stdout, which belongs to --json, and appends them to a file in the working folder."""
     mujoco = importlib.import_module("mujoco")  # slow, and not every environment needs it
     mujoco.set_mju_user_warning(logging.getLogger("demosift.mujoco").info)
+
+
+@cache
+def _name_glfw() -> None:
+    """MuJoCo imports GLFW's package, which takes any libglfw.so of the working folder for its library, and starts a
+    process for each that it finds to ask for its version. Told where its own one is, it does neither.
+    """
+    package = importlib.util.find_spec("glfw")
+    if package is None or package.origin is None or os.environ.get("PYGLFW_LIBRARY"):
+        return
+    session = os.environ.get("PYGLFW_LIBRARY_VARIANT") or os.environ.get("XDG_SESSION_TYPE") or ""
+    system = "wayland" if session.lower() == "wayland" else "x11"
+    library = os.path.join(os.path.dirname(package.origin), system, "libglfw.so")
+    if os.path.isfile(library):
+        os.environ["PYGLFW_LIBRARY"] = library

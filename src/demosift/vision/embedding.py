@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from demosift.data import RowSource, digest_source, open_rows, without_episodes
-from demosift.data.checks import check_memory
+from demosift.data.checks import check_finite, check_memory
 from demosift.data.features import COMPONENTS, FeatureRows, fit_components, read_features, reduce_features
 from demosift.data.formats import Source
-from demosift.files import Unusable, atomic_write, canonical, expanded, open_regular
+from demosift.files import Unusable, atomic_write, cache_folder, canonical, expanded, open_regular
+from demosift.policy import read_tensors
 from demosift.progress import Progress
 from demosift.types import Dataset, InputError
 from demosift.vision.encoder import DEFAULT, Encoder, load_encoder
@@ -50,12 +51,6 @@ class Cameras:
         for name in ("every", "components"):
             if getattr(self, name) < 1:
                 raise InputError(f"cameras: {name}: {getattr(self, name)} is not a positive number")
-
-
-def cache_folder() -> Path:
-    """DEMOSIFT_CACHE, or `demosift` where the system keeps what can be made again."""
-    own = os.environ.get("DEMOSIFT_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"), "demosift")
 
 
 class Table(NamedTuple):
@@ -264,15 +259,14 @@ def write_embeddings(path: Path, facts: dict[str, str], embeddings: Embeddings) 
 
 
 def read_embeddings(path: Path, facts: dict[str, str], count: int) -> Embeddings:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "np") as file:
-            if file.metadata() != facts:
-                raise Unusable(f"{path}: the embeddings of other data than its name says; remove it")
-            found = file.get_tensor("embedding")
-    except (SafetensorError, OSError, ValueError) as error:
+        about, tensors = read_tensors(path)
+    except InputError as error:
         raise Unusable(f"{path}: damaged; remove it, and it is made again") from error
-    if found.ndim != 2 or len(found) != count or found.dtype != np.float32 or not np.isfinite(found).all():
+    if about != facts:
+        raise Unusable(f"{path}: the embeddings of other data than its name says; remove it")
+    found = tensors.get("embedding", np.zeros(0))
+    if found.ndim != 2 or len(found) != count or found.shape[1] == 0 or found.dtype != np.float32:
         raise Unusable(f"{path}: damaged; remove it, and it is made again")
+    check_finite(str(path), "embedding", found)
     return found

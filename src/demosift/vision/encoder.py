@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
-from demosift.data.checks import one_line
+from demosift.data.checks import check_finite, one_line
 from demosift.files import expanded, open_regular
 from demosift.results.export import import_onnxruntime
 from demosift.simulation.cores import available_cores
@@ -73,12 +73,13 @@ class Encoder:
             out = self.session.run(None, {self.session.get_inputs()[0].name: batch})[0]
         except Exception as error:  # the runtime's own kinds of errors have no common base
             raise InputError(f"{self.name}: cannot encode pictures: {one_line(error)}") from error
-        if not isinstance(out, np.ndarray) or out.ndim != 2 or out.dtype.kind != "f" or len(out) != len(batch):
+        rows = out if isinstance(out, np.ndarray) and out.ndim == 2 and out.dtype.kind == "f" else np.zeros((0, 0))
+        if len(rows) != len(batch) or rows.shape[1] == 0:
             shape = getattr(out, "shape", "no shape")
             raise InputError(f"{self.name}: gives {shape} for {len(batch)} pictures, needs a row of numbers for each")
-        out = out[: len(pictures)].astype(np.float32)
-        if not np.isfinite(out).all():
-            raise InputError(f"{self.name}: gives numbers that are not finite")
+        with np.errstate(over="ignore"):  # too large for float32 is reported as infinite
+            out = out[: len(pictures)].astype(np.float32)
+        check_finite(self.name, "embeddings", out)
         return out
 
     def prepare(self, pictures: UInt8[np.ndarray, "n height width 3"]) -> Shaped[np.ndarray, "n a b c"]:

@@ -9,6 +9,7 @@ last one is not stored, the last picture has no row.
 """
 
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ from demosift.files import below, open_regular
 from demosift.types import InputError
 from demosift.vision.video import MOST_PIXELS, read_pictures
 
-_BLOCK = 32  # pictures of an array read at a time
+_BLOCK = 32  # pictures of an array read at a time, or fewer if they are large
+_BLOCK_BYTES = 1 << 26
+_PICTURE_BYTES = 1 << 28  # of a picture's file
 _KINDS = ("PNG", "JPEG", "WEBP")  # of pictures inside Parquet files
 
 Picture = UInt8[np.ndarray, "height width 3"]
@@ -115,7 +118,7 @@ def decode_cell(where: str, root: Path, cell: Any) -> Picture:
     if content is None and isinstance(cell, dict) and isinstance(cell.get("path"), str):
         try:
             with open_regular(below(root, cell["path"])) as file:
-                content = file.read()
+                content = file.read(_PICTURE_BYTES)
         except OSError as error:
             raise InputError(f"{where}: {cell['path']}: cannot read: {error.strerror}") from error
     if not isinstance(content, bytes):
@@ -187,8 +190,11 @@ def holds_pictures(array: Any) -> bool:
 
 
 def read_array(path: Path, key: str, steps: Steps) -> Iterator[Picture]:
-    for start in range(0, len(steps), _BLOCK):
-        wanted = steps[start : start + _BLOCK]
+    with open_hdf5(path) as file:
+        size = math.prod(find(file, key).shape[1:])
+    block = max(1, min(_BLOCK, _BLOCK_BYTES // size))
+    for start in range(0, len(steps), block):
+        wanted = steps[start : start + block]
         with open_hdf5(path) as file:
             pictures = np.asarray(find(file, key)[wanted])
         if pictures.ndim == 1:

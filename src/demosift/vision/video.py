@@ -15,7 +15,7 @@ from demosift.data.checks import one_line
 from demosift.files import open_regular
 from demosift.types import InputError
 
-MOST_PIXELS = 1 << 26  # of a picture; FFmpeg itself allows a thousand times as many
+MOST_PIXELS = 1 << 24  # of a picture, 4096 x 4096; few bytes may stand for many of them
 
 Picture = UInt8[np.ndarray, "height width 3"]
 

@@ -252,8 +252,8 @@ def _read_episodes(
 
     refuse_links(data)
     episodes = range(metadata["total_episodes"])
-    if len(episodes) > len(os.listdir(data)):
-        raise InputError(f"{name}: total_episodes: {len(episodes)}, but {data} has not so many")
+    if metadata["total_episodes"] > len(os.listdir(data)):
+        raise InputError(f"{name}: total_episodes: {metadata['total_episodes']}, but {data} has not so many")
     damage = (OSError, LookupError, ValueError, TypeError, AssertionError, RuntimeError, AttributeError, MemoryError)
     try:
         for index in episodes:  # Arrow waits for pipes, and believes what a file says about its rows
@@ -263,7 +263,10 @@ def _read_episodes(
                 if path.suffix == ".arrow":
                     _check_arrow(path)
             rows = tables.dataset(f"{data}/{index}", format=metadata["data_format"], ignore_prefixes=_NO_ROWS)
-            check_claim(f"{data / str(index)}", 8 * rows.count_rows(), sum(path.stat().st_size for path in files))
+            num_rows = rows.count_rows()
+            if num_rows == 0:  # Minari would pass over it, and the episodes after it get other numbers
+                raise InputError(f"{data / str(index)}: holds no rows, but total_episodes says {len(episodes)}")
+            check_claim(f"{data / str(index)}", 8 * num_rows, sum(path.stat().st_size for path in files))
         for episode in MinariStorage.read(data).get_episodes(episodes):
             yield _stored_arrays(episode)
     except InputError:
@@ -309,7 +312,7 @@ def _rows(
     if with_origin:
         if _ORIGIN not in episode:
             raise InputError(f"{name}: {_ORIGIN}: episode {index} has none")
-        rows[_ORIGIN] = episode[_ORIGIN][:steps]
+        rows[_ORIGIN] = np.atleast_1d(episode[_ORIGIN])[:steps]
     return rows
 
 
@@ -394,10 +397,14 @@ def _episode_buffers(dataset: Dataset, ends: Shaped[np.ndarray, "episodes"]) -> 
 def _env_spec(environment: EnvironmentSpec) -> "EnvSpec":
     """Gymnasium's specification of the environment, or the bare id where it is not registered here."""
     from gymnasium.envs.registration import EnvSpec, registry
+    from gymnasium.error import Error
 
     registered = registry.get(environment.id)
     if registered is None:
-        return EnvSpec(environment.id, kwargs=dict(environment.kwargs))
+        try:
+            return EnvSpec(environment.id, kwargs=dict(environment.kwargs))
+        except Error as error:
+            raise InputError(f"environment {environment.id!r}: not a name that Minari can hold") from error
     return replace(registered, kwargs={**registered.kwargs, **environment.kwargs})
 
 
@@ -411,25 +418,23 @@ def _is_id(name: str) -> bool:
 def keep_minari(place: str, target: str, selection: Selection) -> None:
     """The kept part of a Minari dataset. Whole episodes of HDF5 storage keep whatever was recorded with them.
 
-    A stretch of single steps becomes an episode that holds only what demosift reads.
+    A stretch of single steps becomes an episode that holds only what demosift reads; so does every episode if one of
+    them goes on after a terminal, and is read as several.
     """
-    source, (folder, dataset_id) = locate(place)[0] / "data", locate(target)
-    metadata = _read_metadata(place, _data_folder(place))
-    if not selection.whole or metadata["data_format"] != "hdf5":
+    data, (folder, dataset_id) = _data_folder(place), locate(target)
+    metadata, main = _read_metadata(place, data), data / "main_data.hdf5"
+    stored = _stored_lengths(main, metadata) if metadata["data_format"] == "hdf5" else {}
+    if not selection.whole or [*stored.values()] != selection.lengths.tolist():
         return write_minari(selection.apply(assemble(check_recording(record_minari(place)))), target)
     lengths = selection.lengths[selection.episodes]
-    num_episodes = metadata["total_episodes"]
     metadata |= {"dataset_id": dataset_id, "total_episodes": len(lengths), "total_steps": int(lengths.sum())}
-    main = source / "main_data.hdf5"
     with open_hdf5(main) as file, atomic_folder(folder, num_bytes=main.stat().st_size) as temporary:
         (temporary / "data").mkdir()
         with h5py.File(temporary / "data" / "main_data.hdf5", "w") as copy:
             copy_attributes(file, copy)
-            # Episodes without a step are not part of the dataset.
-            rewards = (find_hdf5(file, f"episode_{i}/rewards") for i in range(num_episodes))
-            stored = [i for i, array in enumerate(rewards) if array is not None and len(array) > 0]
+            names = [*stored]
             for new, old in enumerate(selection.episodes):
-                episode: Any = enter_hdf5(file, f"episode_{stored[old]}")
+                episode: Any = enter_hdf5(file, names[old])
                 copy_tree(episode, copy.create_group(f"episode_{new}"), -1, np.zeros(0, int))
                 copy[f"episode_{new}"].attrs["id"] = new
         (temporary / "data" / "metadata.json").write_text(to_json(metadata, indent=2), encoding="utf-8")
@@ -442,11 +447,16 @@ def find_pictures(place: str) -> tuple[Path, list[str]]:
     metadata = _read_metadata(place, data)
     if metadata["data_format"] != "hdf5":
         raise InputError(f"{place}: pictures are read from Minari data in HDF5, not in Arrow")
-    with open_hdf5(data / "main_data.hdf5") as file:
-        names = [f"episode_{index}" for index in range(metadata["total_episodes"])]
-        rewards = [find_hdf5(file, f"{name}/rewards") for name in names]
-        stepped = [array is not None and len(array) > 0 for array in rewards]
-    return data / "main_data.hdf5", [f"{name}/observations" for name, kept in zip(names, stepped, strict=True) if kept]
+    main = data / "main_data.hdf5"
+    return main, [f"{name}/observations" for name in _stored_lengths(main, metadata)]
+
+
+def _stored_lengths(main: Path, metadata: dict[str, Any]) -> dict[str, int]:
+    """The steps of each episode in the HDF5 file; one without a step is not part of the dataset."""
+    with open_hdf5(main) as file:
+        names = [f"episode_{index}" for index in range(min(metadata["total_episodes"], len(file)))]
+        rewards = {name: find_hdf5(file, f"{name}/rewards") for name in names}
+        return {name: len(array) for name, array in rewards.items() if array is not None and array.size}
 
 
 FORMAT = Format("minari", is_minari, minari_parts, write_minari, minari_files, keep_minari)

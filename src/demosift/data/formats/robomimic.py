@@ -18,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, open_hdf5
+from demosift.data.checks import as_flags, check_memory, enter_hdf5, find_hdf5, looks_like_hdf5, open_hdf5
 from demosift.data.format import Format
 from demosift.data.formats.hdf5.file import read_rows, text_of
 from demosift.data.formats.hdf5.selection import copy_attributes, copy_tree
@@ -45,7 +45,7 @@ def is_robomimic(place: str) -> bool:
     if place.startswith(PREFIX):
         return True
     try:
-        if not Path(place).is_file() or not h5py.is_hdf5(place):
+        if not looks_like_hdf5(place):
             return False
         with open_hdf5(Path(place)) as file:
             link = file.get("data", getlink=True)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import h5py
-
+from demosift.data.checks import looks_like_hdf5
 from demosift.data.format import Format
 from demosift.data.formats.hdf5.file import SUFFIXES, record_hdf5, write_hdf5
 from demosift.data.formats.hdf5.rows import hdf5_facts
@@ -11,7 +10,7 @@ from demosift.data.formats.hdf5.selection import keep_hdf5
 
 
 def is_hdf5(place: str) -> bool:
-    return not Path(place).is_dir() and (Path(place).suffix.lower() in SUFFIXES or h5py.is_hdf5(place))
+    return not Path(place).is_dir() and (Path(place).suffix.lower() in SUFFIXES or looks_like_hdf5(place))
 
 
 FORMAT = Format(

@@ -12,6 +12,7 @@ LeRobot stores frames, not transitions. Unless a dataset has the columns that de
 the state after an episode's last frame is unknown, and that frame is dropped as in a native file without successors.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -221,7 +222,7 @@ def _record_shard(facts: Facts, shard: Shard, row_groups: Sequence[int] | None =
     order, last = order_frames(table, shard)
 
     def column(key: str) -> np.ndarray:
-        return as_numbers(path, key, table[key], info.features[key]["shape"][0] if key in info.features else 1)
+        return as_numbers(path, key, table[key], math.prod(info.features[key]["shape"]) if key in info.features else 1)
 
     def rows(key: str) -> np.ndarray | None:
         return column(key)[order] if key in wanted else None

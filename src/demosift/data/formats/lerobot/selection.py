@@ -176,6 +176,8 @@ def read_episodes(info: Info) -> dict[int, Row]:
         if len(np.unique(episodes[wanted])) != len(wanted) or not rows.keys().isdisjoint(episodes[wanted].tolist()):
             raise InputError(f"{path}: episode_index: an episode is there twice")
         found = to_python(str(path), table.take(pa.array(wanted)))
+        if not all(mismatch(row, {"tasks": [str]}) is None for row in found):
+            raise InputError(f"{path}: tasks: not lists of texts")
         rows |= dict(zip(episodes[wanted].tolist(), found, strict=True))
     return _complete(info, info.root / "meta" / "episodes", rows)
 
