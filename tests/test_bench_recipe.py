@@ -32,7 +32,8 @@ def test_rows_stages_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for row in answer["results"]:
         assert set(row["seconds"]) == set(STAGES)
         assert sum(row["seconds"].values()) == pytest.approx(60 * row["minutes"], abs=0.5)
-        assert row["ratio"] == pytest.approx(60 * row["minutes"] / row["plain_seconds"], rel=0.1)
+        total, plain = 60 * row["minutes"], row["plain_seconds"]  # both are rounded, and small here
+        assert (total - 0.4) / (plain + 0.06) <= row["ratio"] <= (total + 0.4) / max(plain - 0.06, 1e-3)
         assert -0.1 < row["score"] < 0.5, "ten iterations teach little"
     assert [row["target_minutes"] for row in answer["results"]] == [None, 1.0]
     assert json.loads(out.read_text())["results"] == answer["results"]
