@@ -8,8 +8,9 @@ import demosift as ds
 from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
 from demosift.results.scores import merit, read_scores
+from demosift.sift.finish import Finish
 from demosift.sift.scoring import score
-from demosift.sift.second_look import in_order, possible, support, thinned
+from demosift.sift.second_look import SUPPORT, credit, in_order, possible, support, thinned
 from demosift.types import Dataset, Transitions
 
 STEPS = 20
@@ -85,6 +86,14 @@ def test_early_stops_rank_last_in_the_same_order():
 
 def test_agreement_counts_as_far_as_it_ranks_like_the_weights():
     merits, agreement = np.array([1.0, 2.0, 3.0, 4.0]), np.array([-1.0, 0.0, 0.5, 2.0])
-    assert np.allclose(support(merits, agreement), agreement)
+    assert np.allclose(support(merits, agreement), SUPPORT * agreement)
     assert np.array_equal(support(-merits, agreement), np.zeros(4))  # most of the pile is bad
-    assert np.allclose(support(merits, agreement[[1, 0, 2, 3]]), 0.8 * agreement[[1, 0, 2, 3]])
+    assert np.allclose(support(merits, agreement[[1, 0, 2, 3]]), SUPPORT * 0.8 * agreement[[1, 0, 2, 3]])
+
+
+def test_an_episode_stops_early_only_if_expert_and_pile_say_so():
+    by_expert, by_pile = Finish(np.array([1.0, 0.9, 0.3, 0.4, 1.0]), 0.9), Finish(np.array([1.0, 0.2, 0.7]), 0.8)
+    found = credit(by_expert, by_pile)
+    assert found.share.tolist() == [1.0, 0.9, 1.0, 0.4, 1.0]  # the expert's two first
+    assert found.told == 0.9
+    assert credit(by_expert, None) is by_expert

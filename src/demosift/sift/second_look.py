@@ -3,7 +3,8 @@
 A few expert episodes show a few goals, so a good episode with another goal looks unlike them. But the pile holds more
 that can be trusted: the quarter of its episodes that rank best both by their weights and by how well they agree with
 the rest. They join the expert's, and episodes are weighed again. An episode is as good as the better of its two looks:
-like the expert's, or like what is like the expert's. Where an episode ends is learned from the larger set, too.
+like the expert's, or like what is like the expert's. Where an episode ends is learned from the larger set, too, and
+from all of the pile: it stops early only if both say so, since a second hand may end elsewhere than the expert's.
 
 How well an episode agrees with the rest counts as well, as far as agreement and the first look rank the pile alike:
 where most of a pile is bad they do not, and agreement counts for nothing.
@@ -25,6 +26,7 @@ from demosift.types import Dataset, Transitions
 
 FEWEST_IN_PILE = 20  # of which a quarter can be trusted
 TRUSTED = 0.25
+SUPPORT = 2.0  # what agreement counts beside a mean log-weight, where the two rank a pile alike
 MOST_ROWS = 60_000  # that are weighed again: every n-th of each episode where there are more
 
 Sources = tuple[RowSource, RowSource]
@@ -49,7 +51,8 @@ def look_again(
     sources: Sources, merit: Values, weigh: Callable[[Sources], Float[np.ndarray, "rows"]], seed: int
 ) -> SecondLook:
     """`merit`: of the pile's episodes, after the first look. `weigh`: gives the weights of the rows of two sets."""
-    agreement = measure_agreement(sources[1], seed).combined
+    agreed = measure_agreement(sources[1], seed)
+    agreement = agreed.combined
     standing = np.minimum(ranked(merit), ranked(agreement))
     trusted = np.zeros(len(merit), bool)
     trusted[np.argsort(-standing, kind="stable")[: round(TRUSTED * len(merit))]] = True
@@ -65,16 +68,24 @@ def look_again(
     finish = measure_finish(divided, seed)
     return SecondLook(
         mean[order],
-        None if finish is None else finish._replace(share=finish.share[order]),
+        None if finish is None else credit(finish._replace(share=finish.share[order]), agreed.finish),
         np.concatenate([np.zeros(own.num_episodes), support(merit, agreement)]),
         int(trusted.sum()),
     )
 
 
+def credit(finish: Finish, agreed: Finish | None) -> Finish:
+    """Each episode of the pile went as far as one of the two says, whichever says more."""
+    if agreed is None:
+        return finish
+    own, pile = np.split(finish.share, [len(finish.share) - len(agreed.share)])
+    return finish._replace(share=np.concatenate([own, np.maximum(pile, agreed.share)]))
+
+
 def support(merit: Values, agreement: Values) -> Values:
     """Agreement, times the rank correlation of the two where that is positive."""
     alike = np.corrcoef(ranked(merit), ranked(agreement))[0, 1]
-    return max(float(alike), 0.0) * agreement
+    return SUPPORT * max(float(alike), 0.0) * agreement
 
 
 def ranked(values: Values) -> Values:
