@@ -374,7 +374,9 @@ def test_decisions_filter(tmp_path: Path):
     command = (Path(done.out) / "delete_episodes.txt").read_text()
     dropped = [0, 4, *range(GOOD + 1, GOOD + BAD)]
     operation = f'--operation.type delete_episodes --operation.episode_indices "{dropped}"'
-    assert command == f"lerobot-edit-dataset --repo_id ID {operation}\n"
+    root = tmp_path / "folder"
+    places = f"--repo_id local/folder --root {root} --new_repo_id local/folder_kept --new_root {root}_kept"
+    assert command == f"lerobot-edit-dataset {places} {operation}\n"
     for cut in json.loads((Path(done.out) / "cuts.json").read_text())["cuts"]:
         assert 0 <= cut["start"] < cut["stop"] <= STEPS
     frames = filter_dataset(source, out, f"lerobot:{tmp_path / 'cut'}", frames=True)
