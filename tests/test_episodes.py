@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import tree
+from layouts import episode as make_episode
+from layouts import lerobot_v3
 
 import demosift as ds
 from demosift.cli.main import main
@@ -126,6 +129,17 @@ def test_episodes_by_a_column(tmp_path: Path, target: str):
     source = put(tmp_path, target)
     assert str(episodes_where(source, "origin=0")) == f"0-{GOOD - 1}"
     assert str(episodes_where(source, "origin>=1")) == f"{GOOD}-{GOOD + BAD - 1}"
+
+
+def test_success_is_what_lerobot_calls_so(tmp_path: Path):
+    source = lerobot_v3(tmp_path / "folder", [{number: make_episode(number, 5) for number in range(3)}])
+    table = pq.read_table(source / "data/chunk-000/file-000.parquet")
+    table = table.append_column("next.success", pa.array(table["episode_index"].to_numpy() != 1))
+    pq.write_table(table, source / "data/chunk-000/file-000.parquet")
+    info = json.loads((source / "meta/info.json").read_text())
+    info["features"]["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
+    (source / "meta/info.json").write_text(json.dumps(info))
+    assert str(episodes_where(source, "success=1")) == str(episodes_where(source, "next.success=1")) == "0,2"
 
 
 def test_split_again():
@@ -305,6 +319,10 @@ def test_lists_and_decisions(tmp_path: Path):
     path = decide(tmp_path / "d.json", digest)
     assert str(read_episodes(source, str(path), "keep")) == "0,2"
     assert str(read_episodes(source, str(path), "drop")) == "9"
+    decide(tmp_path / "only.json", digest, drop=[])
+    for text, message in ((tmp_path / "only.json", "decides to drop no episode"), ("no.txt", "no file of that name")):
+        with pytest.raises(InputError, match=message):
+            read_episodes(source, str(text), "drop")
     wrong = [
         ({"keep": "all"}, "keep: not a list"),
         ({"keep": [-1]}, "keep: not a list"),
