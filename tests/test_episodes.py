@@ -19,6 +19,7 @@ from demosift.data.decisions import read_decisions, read_episodes
 from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
+from demosift.results.scores import read_scores
 from demosift.sift.agreement import batch_information, measure_agreement, movement, prediction_error, whitened
 from demosift.sift.cuts import find_cuts, rows_left
 from demosift.sift.filtering import filter_dataset
@@ -215,6 +216,15 @@ def test_nobody_named_an_expert(tmp_path: Path):
     assert probability_greater(columns["agreement"][~bad], columns["agreement"][bad]) == 1
     assert (columns["agreement_rank"][bad] > GOOD).all()
     assert scored.num_expert_episodes == 5
+    shown = scored.page["episodes"]["supplementary"]["shown"]
+    scores = read_scores(source, tmp_path / "scores")
+    assert [one["episode"] for one in shown] == scores.numbers[scores.order].tolist(), "all, as filter takes them"
+    assert [one["rank"] for one in shown] == list(range(1, GOOD + BAD + 1))
+    page = (tmp_path / "scores/report.html").read_text()
+    assert "this is agreement, not quality" in page
+    assert "The expert's own" not in page
+    for heading in ("Agreement", "Predictable", "Information", "Idle", "Rough"):
+        assert f'<button type="button">{heading}</button>' in page
     assert (columns["number"][:5] < GOOD).all()
     assert scored.summary["expert_by"] == "agreement"
     assert "agreement, not quality" in scored.summary["warnings"][0]

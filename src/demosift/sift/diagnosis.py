@@ -365,10 +365,19 @@ def judge_bad(bad: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: bad[name] for name in ("episodes", "rows", "auc", "like_bad")}
     text = (
         f"{bad['rows']:,} rows of {count_of(bad['episodes'], 'episode')} are known to be bad; held out, they are told "
-        f"from the pile's with an AUC of {bad['auc']:.2f}. {bad['like_bad']:.0%} of the pile's rows look like them and lose "
-        "weight."
+        f"from the pile's with an AUC of {bad['auc']:.2f}. {bad['like_bad']:.0%} of the pile's rows look like them and "
+        "lose weight."
     )
     return {**told, "text": text}
+
+
+def without_expert(diagnosis: Mapping[str, Any]) -> dict[str, Any]:
+    """The diagnosis where episodes that agree stand in for an expert: it holds if these are good, and nobody knows."""
+    reason = (
+        "The episodes that agree most with the others stand in for an expert. Look at them, and at the worst, before "
+        f"you believe it. If they are good, the advice is: {diagnosis['headline']} {diagnosis['reason']}"
+    )
+    return {**diagnosis, "headline": "Nobody named an expert: this is agreement, not quality.", "reason": reason}
 
 
 def repeated_rows(copies: Copies) -> list[float]:
