@@ -132,6 +132,17 @@ def test_episodes_by_a_column(tmp_path: Path, target: str):
     assert str(episodes_where(source, "origin>=1")) == f"{GOOD}-{GOOD + BAD - 1}"
 
 
+def test_episodes_by_an_info_of_minari(tmp_path: Path):
+    source = put(tmp_path, "minari:folder-v0")
+    good = episodes_where(source, "origin=0")
+    for episodes, code in ((f"episodes={good}", 0), (f"without={good}", 1)):
+        origin = open_rows(f"{source}::{episodes}").origin
+        assert origin is not None
+        assert set(origin.code.tolist()) == {code}
+    with pytest.raises(InputError, match="no such column"):
+        episodes_where(source, "colour=red")
+
+
 def test_success_is_what_lerobot_calls_so(tmp_path: Path):
     source = lerobot_v3(tmp_path / "folder", [{number: make_episode(number, 5) for number in range(3)}])
     table = pq.read_table(source / "data/chunk-000/file-000.parquet")
