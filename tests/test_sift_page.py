@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import layouts
 import numpy as np
 import pytest
 from test_diagnosis import EPISODE, make_set
 from test_report import CHROMIUM, HOSTILE, browse, write_report, write_run
 
 from demosift.cli import main as cli
-from demosift.data import write_dataset
+from demosift.data import open_rows, write_dataset
 from demosift.data.decisions import read_episodes
 from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
@@ -24,7 +25,7 @@ from demosift.report import sift_page
 from demosift.results.scores import is_score_folder
 from demosift.sift.filtering import filter_dataset
 from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, draw_sample
-from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, strip
+from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, signals, strip
 from demosift.sift.scoring import Scored, score
 from demosift.types import Dataset, InputError, Transitions
 
@@ -146,6 +147,22 @@ def test_strips_hold_geometric_means_and_the_threshold_is_the_middle() -> None:
     assert len(drawn) == CELLS
     assert [index for index, letter in enumerate(drawn) if letter != drawn[0]] == [100]
     assert len(strip(weight[:7], scale)) == 7
+
+
+def test_signals_are_what_moves_and_have_the_names_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("demosift.sift.page_content.STATES", 2)
+    step, start = np.arange(20) / 20, np.random.default_rng(0).uniform(-1, 1, (6, 2))
+    content = {}
+    for number in range(6):
+        own = layouts.episode(number, 19)
+        own["object"] = np.repeat(start[number : number + 1], 20, axis=0)  # stands still, elsewhere in each episode
+        own["robot0_eef_pos"] = np.stack([step, step**2, np.full(20, start[number, 0])], axis=1) + 5
+        content[number] = own
+    source = open_rows(layouts.robomimic_file(tmp_path / "demos.hdf5", content))
+    sample = draw_sample(source, 1_000, np.random.default_rng(0))
+    names, told = signals(source, np.arange(6), sample)
+    assert names[:2] == ["robot0_eef_pos 0", "robot0_eef_pos 1"]
+    assert len(told[0]) == len(names)
 
 
 def many_rows(episodes: int, length: int) -> tuple[Dataset, np.ndarray]:

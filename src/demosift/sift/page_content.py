@@ -4,6 +4,7 @@ It has histograms, a strip of weights for each episode that is shown, a map of s
 each row, how well the weights agree with that. This truth is read here only, after all weights are known.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def strip(weight: Weights, scale: dict[str, float]) -> str:
 
 
 def signals(source: RowSource, order: Int[np.ndarray, "shown"], sample: Sample) -> tuple[list[str], list[list[str]]]:
-    """What happens in the episodes that are shown: the columns that vary most, and each episode's levels of them.
+    """What happens in the episodes that are shown: the columns that move most, and each episode's levels of them.
 
     The lowest level stands for a column's 1% quantile, the highest for its 99% quantile.
     """
@@ -182,14 +183,32 @@ def signals(source: RowSource, order: Int[np.ndarray, "shown"], sample: Sample) 
     names, columns = [], []
     for name, most, known, values in zip(("state", "action"), (STATES, ACTIONS), sample[-2:], rows, strict=True):
         low, high = np.quantile(known, [0.01, 0.99], axis=0)
-        varies = known.std(axis=0) / (np.abs(known).mean(axis=0) + 1e-9)
-        moving = sorted(int(one) for one in np.argsort(-varies, kind="stable")[:most] if high[one] > low[one])
-        names += [f"{name} {one}" for one in moving]
+        moves = within_episodes(known, sample.episode).std(axis=0) / np.maximum(high - low, 1e-9)
+        moving = sorted(int(one) for one in np.argsort(-moves, kind="stable")[:most] if high[one] > low[one])
+        labels = state_names(source) if name == "state" else [f"{name} {one}" for one in range(known.shape[1])]
+        names += [labels[one] for one in moving]
         columns += [2 * MIDDLE * (values[:, one] - low[one]) / (high[one] - low[one]) for one in moving]
     edges = np.cumsum([len(own) for own in points])[:-1]
     levels = [np.split(np.clip(np.round(own), 0, 2 * MIDDLE).astype(int), edges) for own in columns]
     texts = [["".join(LEVELS[level] for level in part.tolist()) for part in own] for own in levels]
     return names, [[own[place] for own in texts] for place in range(len(order))]
+
+
+def within_episodes(values: Float[np.ndarray, "rows columns"], episode: Int[np.ndarray, "rows"]) -> np.ndarray:
+    """Values less the mean of their episode: where things start, and goals, are no movement."""
+    _, place, count = np.unique(episode, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(count), values.shape[1]))
+    np.add.at(sums, place, values)
+    return values - (sums / count[:, None])[place]
+
+
+def state_names(source: RowSource) -> list[str]:
+    """The part of the state and the number within it, where a format has named parts."""
+    keys: Mapping[str, int] | None = getattr(source, "obs_keys", None)
+    if keys is None or sum(keys.values()) != source.obs_dim:
+        return [f"state {column}" for column in range(source.obs_dim)]
+    bare = {key.removeprefix("observation.").replace(",", " "): width for key, width in keys.items()}
+    return [f"{key} {column}" for key, width in bare.items() for column in range(width)]
 
 
 def majority_origin(origin: Origin, starts: Int[np.ndarray, "episodes"]) -> Int[np.ndarray, "episodes"]:
