@@ -231,6 +231,8 @@ def test_nobody_named_an_expert(tmp_path: Path):
     scores = read_scores(source, tmp_path / "scores")
     assert [one["episode"] for one in shown] == scores.numbers[scores.order].tolist(), "all, as filter takes them"
     assert [one["rank"] for one in shown] == list(range(1, GOOD + BAD + 1))
+    worst = [one["episode"] for one in shown[:-11:-1]]
+    assert f"worst episodes: {', '.join(map(str, worst))} (" in str(scored)
     page = (tmp_path / "scores/report.html").read_text()
     assert "this is agreement, not quality" in page
     assert "The expert's own" not in page

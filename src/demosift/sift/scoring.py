@@ -75,6 +75,7 @@ NOBODY = (
 )
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FEW_ROWS = 100
+WORST_SHOWN = 10  # episodes that a terminal names
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,10 @@ class Scored:
         told = (
             f"{len(tasks)} tasks, each by itself: {by[0]} against its expert, {by[1]} by agreement, {by[2]} not scored"
         )
-        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *warnings])
+        shown = self.page.get("episodes", {}).get("supplementary", {}).get("shown", [])
+        worst = ", ".join(str(one["episode"]) for one in shown[: -WORST_SHOWN - 1 : -1])
+        last = [f"worst episodes: {worst} (the last in rank, the worst first)"] if len(shown) > WORST_SHOWN else []
+        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *last, *warnings])
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
