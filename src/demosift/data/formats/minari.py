@@ -285,7 +285,7 @@ def minari_facts(place: str, name: str) -> dict[int, Any]:
         for index in range(metadata["total_episodes"]):
             steps = find_hdf5(file, f"episode_{index}/terminations")
             values = find_hdf5(file, f"episode_{index}/infos/{name}")
-            if steps is None or values is None or values.ndim != 1 or not len(values):
+            if steps is None or values is None or (steps.ndim, values.ndim) != (1, 1) or not len(values):
                 return {}
             if np.asarray(steps[:-1]).any():  # it goes on after a terminal, and is read as several
                 return {}
