@@ -186,6 +186,13 @@ def test_nothing_to_clone_on_states_that_are_covered_is_for_nearest_neighbour_re
     assert [advise(seen._replace(**change)).method for change in others] == ["bc", "bc", "sift"]
 
 
+def test_a_small_pile_that_looks_like_the_expert_is_not_said_to_look_unlike_it() -> None:
+    advice = advise(Evidence(5_000, 984, 0.45, 0.28, 0.44, None))
+    assert advice.method == "bc"
+    assert "433 rows look like the expert's, which has 5,000" in advice.reason
+    assert "hardly any of the pile" not in advice.headline
+
+
 def test_an_expert_without_actions_is_for_methods_that_need_none() -> None:
     seen = Evidence(1000, 10_000, 0.5, 0.3, 0.2, None, covered=0.9, expert_actions=False)
     assert advise(seen).method == "smodice"

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import tree
+from layouts import episode as make_episode
+from layouts import lerobot_v3
 
 import demosift as ds
 from demosift.cli.main import main
@@ -16,6 +19,7 @@ from demosift.data.decisions import read_decisions, read_episodes
 from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
 from demosift.report.statistics import probability_greater
+from demosift.results.scores import read_scores
 from demosift.sift.agreement import batch_information, measure_agreement, movement, prediction_error, whitened
 from demosift.sift.cuts import find_cuts, rows_left
 from demosift.sift.filtering import filter_dataset
@@ -128,6 +132,28 @@ def test_episodes_by_a_column(tmp_path: Path, target: str):
     assert str(episodes_where(source, "origin>=1")) == f"{GOOD}-{GOOD + BAD - 1}"
 
 
+def test_episodes_by_an_info_of_minari(tmp_path: Path):
+    source = put(tmp_path, "minari:folder-v0")
+    good = episodes_where(source, "origin=0")
+    for episodes, code in ((f"episodes={good}", 0), (f"without={good}", 1)):
+        origin = open_rows(f"{source}::{episodes}").origin
+        assert origin is not None
+        assert set(origin.code.tolist()) == {code}
+    with pytest.raises(InputError, match="no such column"):
+        episodes_where(source, "colour=red")
+
+
+def test_success_is_what_lerobot_calls_so(tmp_path: Path):
+    source = lerobot_v3(tmp_path / "folder", [{number: make_episode(number, 5) for number in range(3)}])
+    table = pq.read_table(source / "data/chunk-000/file-000.parquet")
+    table = table.append_column("next.success", pa.array(table["episode_index"].to_numpy() != 1))
+    pq.write_table(table, source / "data/chunk-000/file-000.parquet")
+    info = json.loads((source / "meta/info.json").read_text())
+    info["features"]["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
+    (source / "meta/info.json").write_text(json.dumps(info))
+    assert str(episodes_where(source, "success=1")) == str(episodes_where(source, "next.success=1")) == "0,2"
+
+
 def test_split_again():
     first, rest = split_episodes("a.hdf5::filter=x", [1, 2])
     assert (first, rest) == ("a.hdf5::filter=x::episodes=1-2", "a.hdf5::filter=x::without=1-2")
@@ -201,6 +227,17 @@ def test_nobody_named_an_expert(tmp_path: Path):
     assert probability_greater(columns["agreement"][~bad], columns["agreement"][bad]) == 1
     assert (columns["agreement_rank"][bad] > GOOD).all()
     assert scored.num_expert_episodes == 5
+    shown = scored.page["episodes"]["supplementary"]["shown"]
+    scores = read_scores(source, tmp_path / "scores")
+    assert [one["episode"] for one in shown] == scores.numbers[scores.order].tolist(), "all, as filter takes them"
+    assert [one["rank"] for one in shown] == list(range(1, GOOD + BAD + 1))
+    worst = [one["episode"] for one in shown[:-11:-1]]
+    assert f"worst episodes: {', '.join(map(str, worst))} (" in str(scored)
+    page = (tmp_path / "scores/report.html").read_text()
+    assert "this is agreement, not quality" in page
+    assert "The expert's own" not in page
+    for heading in ("Agreement", "Predictable", "Information", "Idle", "Rough"):
+        assert f'<button type="button">{heading}</button>' in page
     assert (columns["number"][:5] < GOOD).all()
     assert scored.summary["expert_by"] == "agreement"
     assert "agreement, not quality" in scored.summary["warnings"][0]
@@ -305,6 +342,10 @@ def test_lists_and_decisions(tmp_path: Path):
     path = decide(tmp_path / "d.json", digest)
     assert str(read_episodes(source, str(path), "keep")) == "0,2"
     assert str(read_episodes(source, str(path), "drop")) == "9"
+    decide(tmp_path / "only.json", digest, drop=[])
+    for text, message in ((tmp_path / "only.json", "decides to drop no episode"), ("no.txt", "no file of that name")):
+        with pytest.raises(InputError, match=message):
+            read_episodes(source, str(text), "drop")
     wrong = [
         ({"keep": "all"}, "keep: not a list"),
         ({"keep": [-1]}, "keep: not a list"),
@@ -374,7 +415,9 @@ def test_decisions_filter(tmp_path: Path):
     command = (Path(done.out) / "delete_episodes.txt").read_text()
     dropped = [0, 4, *range(GOOD + 1, GOOD + BAD)]
     operation = f'--operation.type delete_episodes --operation.episode_indices "{dropped}"'
-    assert command == f"lerobot-edit-dataset --repo_id ID {operation}\n"
+    root = tmp_path / "folder"
+    places = f"--repo_id local/folder --root {root} --new_repo_id local/folder_kept --new_root {root}_kept"
+    assert command == f"lerobot-edit-dataset {places} {operation}\n"
     for cut in json.loads((Path(done.out) / "cuts.json").read_text())["cuts"]:
         assert 0 <= cut["start"] < cut["stop"] <= STEPS
     frames = filter_dataset(source, out, f"lerobot:{tmp_path / 'cut'}", frames=True)

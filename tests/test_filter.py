@@ -53,6 +53,8 @@ def score_folder(folder: Path, data: Path | str, weight: Weights, role: str = "s
         "log_weight": [0.0, *log_weight],
         "rank": [1, *rank],
     }
+    if "numbers" in changes:  # files of before have none
+        episodes["number"] = [0, *changes.pop("numbers")]
     pq.write_table(pa.table(episodes), folder / "episodes.parquet")
     summary = {
         role: {"path": str(data), "digest": digest_source(data), "rows": len(dataset), "episodes": len(lengths)},
@@ -391,6 +393,23 @@ def test_weights_of_other_sources(tmp_path: Path) -> None:
     assert table["episode_index"] == [0] * 4 + [1] * 6
     assert table["frame_index"] == [*range(4), *range(6)]
     assert json.loads((Path(done.out) / "episodes.json").read_text()) == [1]
+
+
+def test_weights_name_the_demonstrations_of_a_robomimic_file(tmp_path: Path) -> None:
+    source = make_source("robomimic", tmp_path)
+    scores = score_folder(tmp_path / "s", source, np.repeat([0.1, 0.9, 0.2, 0.8], [5, 6, 7, 15]), numbers=[0, 1, 2, 10])
+    out = Path(filter_dataset(source, scores, tmp_path / "w", episodes=2, weights=True).out)
+    assert json.loads((out / "episodes.json").read_text()) == [1, 10]
+    assert pq.read_table(out / "weights.parquet")["episode_index"].to_pylist()[-15:] == [10] * 15
+    assert not (out / "delete_episodes.txt").exists(), "a command of LeRobot's is no use for other data"
+
+
+def test_a_cut_end_takes_the_last_frame_along(tmp_path: Path) -> None:
+    source = make_source("lerobot", tmp_path, known=False)
+    scores = score_folder(tmp_path / "s", source, np.repeat([0.9, 0.9, 0.9, 0.1], [4, 5, 6, 14]))
+    out = Path(filter_dataset(source, scores, tmp_path / "w", weights=True).out)
+    light = [cut for cut in json.loads((out / "cuts.json").read_text())["cuts"] if cut["why"] == "low weight"]
+    assert [(cut["start"], cut["stop"]) for cut in light] == [(0, 15)], "it has no row, and must not stay alone"
 
 
 @pytest.mark.parametrize("kind", KINDS)

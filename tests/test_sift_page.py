@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import layouts
 import numpy as np
 import pytest
 from test_diagnosis import EPISODE, make_set
 from test_report import CHROMIUM, HOSTILE, browse, write_report, write_run
 
 from demosift.cli import main as cli
-from demosift.data import write_dataset
+from demosift.data import open_rows, write_dataset
 from demosift.data.decisions import read_episodes
 from demosift.data.episodes import Episodes
 from demosift.data.rows import DatasetRows
@@ -24,7 +25,7 @@ from demosift.report import sift_page
 from demosift.results.scores import is_score_folder
 from demosift.sift.filtering import filter_dataset
 from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, draw_sample
-from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, strip
+from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, signals, strip
 from demosift.sift.scoring import Scored, score
 from demosift.types import Dataset, InputError, Transitions
 
@@ -108,6 +109,26 @@ def test_warnings_are_shown(scores: Path) -> None:
     assert "Before you believe it" not in render_sift_page(summary, page)
 
 
+def test_the_columns_by_which_episodes_are_ranked_are_shown(scores: Path) -> None:
+    summary, page = contents(scores)
+    assert "Second look" not in render_sift_page(summary, page)
+    for one in page["episodes"]["supplementary"]["shown"][1:]:
+        one |= {"second_look": 2.5, "finish": 0.63}
+    text = text_of(render_sift_page(summary, page))
+    assert "Weight Second look Finish Truth" in text
+    assert "2.50 63%" in text
+    assert "ranked by weight, or by the second look where that is better" in text
+    assert "less than 80% of the way come last" in text
+
+
+def test_the_most_that_a_held_out_auc_can_be_is_said_where_it_is_no_less(scores: Path) -> None:
+    summary, page = contents(scores)
+    for auc, told in ((0.6, True), (0.99, False)):
+        summary["diagnosis"] |= {"held_out": summary["diagnosis"]["held_out"] | {"auc": auc}}
+        summary["diagnosis"]["expert_like"]["share"] = 0.5
+        assert ("held-out AUC; at most 0.75 here" in text_of(render_sift_page(summary, page))) == told
+
+
 def test_cannot_tell_is_said(scores: Path) -> None:
     summary, page = contents(scores)
     summary["diagnosis"] |= {"advised": None, "headline": "Cannot tell: there are too few expert rows."}
@@ -126,6 +147,22 @@ def test_strips_hold_geometric_means_and_the_threshold_is_the_middle() -> None:
     assert len(drawn) == CELLS
     assert [index for index, letter in enumerate(drawn) if letter != drawn[0]] == [100]
     assert len(strip(weight[:7], scale)) == 7
+
+
+def test_signals_are_what_moves_and_have_the_names_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("demosift.sift.page_content.STATES", 2)
+    step, start = np.arange(20) / 20, np.random.default_rng(0).uniform(-1, 1, (6, 2))
+    content = {}
+    for number in range(6):
+        own = layouts.episode(number, 19)
+        own["object"] = np.repeat(start[number : number + 1], 20, axis=0)  # stands still, elsewhere in each episode
+        own["robot0_eef_pos"] = np.stack([step, step**2, np.full(20, start[number, 0])], axis=1) + 5
+        content[number] = own
+    source = open_rows(layouts.robomimic_file(tmp_path / "demos.hdf5", content))
+    sample = draw_sample(source, 1_000, np.random.default_rng(0))
+    names, told = signals(source, np.arange(6), sample)
+    assert names[:2] == ["robot0_eef_pos 0", "robot0_eef_pos 1"]
+    assert len(told[0]) == len(names)
 
 
 def many_rows(episodes: int, length: int) -> tuple[Dataset, np.ndarray]:
@@ -447,6 +484,8 @@ frame.onload = async () => {
   const pen = page.querySelector("#signals canvas").getContext("2d");
   found.drawn = [...pen.getImageData(0, 0, 300, 200).data].some(Boolean);
   found.order = [...page.querySelectorAll(".ranking tbody tr")].map((row) => Number(row.dataset.episode));
+  const mark = (row) => view.getComputedStyle(row.cells[0], "::before").content;
+  found.marks = [...page.querySelectorAll(".ranking tbody tr")].map(mark);
   page.getElementById("download").click();
   found.file = await blob.text();
   said.textContent = JSON.stringify(found);
@@ -468,6 +507,9 @@ def test_ten_episodes_are_triaged_by_keyboard_and_the_decisions_filter(tmp_path:
     assert found["decided"] == "5 kept, 5 dropped"
     assert found["drawn"]
     assert re.match(r"Episode \d+: state 0", found["caption"])
+    assert [mark.strip('"') for mark in found["marks"][:6]] == [*"✓✓✓✕✕✕"], (
+        "also on the best, which have a mark of theirs"
+    )
     kept, dropped = ([found["order"][place] for place in places] for places in ((0, 1, 2, 6, 8), (3, 4, 5, 7, 9)))
     decisions = tmp_path / "decisions.json"
     decisions.write_text(found["file"])
@@ -475,3 +517,22 @@ def test_ten_episodes_are_triaged_by_keyboard_and_the_decisions_filter(tmp_path:
     done = filter_dataset(source, tmp_path / "scores", tmp_path / "kept.hdf5", episodes=1, decisions=decisions)
     assert done.kept_episodes == 5
     assert str(read_episodes(source, str(decisions), "drop")) == str(Episodes.of(sorted(dropped)))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_decisions_have_the_episodes_that_were_named_before(tmp_path: Path) -> None:
+    source = tmp_path / "pile.hdf5"
+    write_dataset(make_set(1, 18, noisy=0.5, source="pile"), source)
+    expert, rest = f"{source}::episodes=0-2", f"{source}::without=0-2,17"
+    settings: dict[str, Any] = {"scorer": "neighbours", "members": 1, "progress": False}
+    score(expert, rest, bad=f"{source}::episodes=17", out=tmp_path / "scores", **settings)
+    (tmp_path / "triage.html").write_text(TRIAGE)
+    answer = re.search(r'<pre id="said">(.*?)</pre>', browse(tmp_path / "triage.html", tmp_path))
+    assert answer
+    found = json.loads(html.unescape(answer[1]))
+    assert found["decided"] == "5 kept, 5 dropped, besides 3 expert and 1 bad episodes that were named before"
+    (tmp_path / "decisions.json").write_text(found["file"])
+    kept, dropped = (read_episodes(source, str(tmp_path / "decisions.json"), choice) for choice in ("keep", "drop"))
+    assert Episodes.parse("0-2").less(kept).first is None
+    assert Episodes.parse("17").less(dropped).first is None
+    filter_dataset(source, tmp_path / "scores", tmp_path / "kept.hdf5", decisions=tmp_path / "decisions.json")

@@ -374,7 +374,11 @@ def turned(path: Path, frames: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("f.npy", lambda path, frames: np.save(path, frames[:-1]), r"has shape \(9, 3\), needs a row for each of 8"),
+        (
+            "f.npy",
+            lambda path, frames: np.save(path, frames[:-1]),
+            r"has shape \(9, 3\), needs a row for each of the 8",
+        ),
         ("f.npy", lambda path, frames: np.save(path, np.array([{}])), "never unpickled"),
         ("f.npy", lambda path, frames: np.save(path, np.where(frames == 4, np.nan, frames)), "row 1, column 1: nan"),
         ("f.npz", lambda path, frames: np.savez(path, features=frames, digest="0" * 64), "features of another dataset"),

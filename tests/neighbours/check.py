@@ -98,13 +98,12 @@ def check_lerobot(python: Path, data: Path) -> None:
     ask(python, "with_lerobot.py", "weights", source, data / "weights/sample_weights.parquet")
     command = (data / "weights/delete_episodes.txt").read_text()
     if (python.parent / "lerobot-edit-dataset").exists():
-        edit(python, command, source, data / "edited")
+        edit(python, command, data / "source_kept")
 
 
-def edit(python: Path, command: str, source: Path, target: Path) -> None:
+def edit(python: Path, command: str, target: Path) -> None:
     """LeRobot's own tool, with the command that demosift prepared, keeps as many episodes as demosift's list."""
-    words = shlex.split(command.replace("--repo_id ID", f"--repo_id demosift/neighbours --root {source}"))
-    words += ["--new_repo_id=demosift/edited", f"--new_root={target}"]
+    words = shlex.split(command)
     alone = {**os.environ, "HF_HUB_OFFLINE": "1"}
     alone.pop("PYTHONPATH", None)
     done = subprocess.run(

@@ -28,7 +28,10 @@ def read_episodes(dataset: Source, text: str, choice: Choice) -> Episodes:
     except (OSError, ValueError):  # too long for a path, or not one
         is_file = False
     if not is_file:
-        return Episodes.parse(text)
+        try:
+            return Episodes.parse(text)
+        except InputError as error:
+            raise InputError(f"{error}, and no file of that name is here") from None
     if path.stat().st_size > MOST_BYTES:
         raise InputError(f"{path}: too large for a list of episodes")
     try:
@@ -36,7 +39,10 @@ def read_episodes(dataset: Source, text: str, choice: Choice) -> Episodes:
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{path}: not a text file") from None
     if content.lstrip().startswith("{"):
-        return Episodes.of(read_decisions(dataset, path)[choice])
+        numbers = read_decisions(dataset, path)[choice]
+        if not numbers:
+            raise InputError(f"{path}: decides to {choice} no episode")
+        return Episodes.of(numbers)
     try:
         return Episodes.parse(",".join(content.replace(",", " ").split()))
     except InputError:  # which would show what the file holds

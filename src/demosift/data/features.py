@@ -144,7 +144,8 @@ def read_features(given: Any, source: Source | Dataset, rows: RowSource) -> Feat
 
 def _of_rows(where: str, array: np.ndarray, rows: RowSource) -> Features:
     if array.ndim != 2 or len(array) != rows.num_rows:
-        raise InputError(f"{where}: has shape {array.shape}, needs a row for each of {rows.num_rows} of {rows.source}")
+        needed = f"a row for each of the {rows.num_rows:,} rows (or LeRobot frames) of {rows.source}"
+        raise InputError(f"{where}: has shape {array.shape}, needs {needed}")
     return as_matrix(where, "features", array)
 
 

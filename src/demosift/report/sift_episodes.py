@@ -3,21 +3,52 @@
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from demosift.errors import printable
 from demosift.report import numbers
+from demosift.results.scores import EARLY
 
 HIGHLIGHTED = 5  # best and worst episodes
 LONGEST = 60  # letters of a task's name
 
 DECIDE = """<div id="decide" hidden>
 <p class="said">Decide for yourself: click on an episode or press ↓; then <kbd>K</kbd> keeps it, <kbd>D</kbd> drops it,
-<kbd>U</kbd> takes that back, and ↑ and ↓ move on. The decisions are for <code>demosift filter --decisions FILE</code>,
-or for the next round: <code>demosift score DATASET --expert-episodes FILE --bad-episodes FILE</code>.</p>
+<kbd>U</kbd> takes that back, and ↑ and ↓ move on. The commands for your decisions are below.</p>
 <p><button type="button" id="download">Download decisions</button> <span id="decided" class="faint"></span></p></div>"""
+
+
+class Measure(NamedTuple):
+    """What else is known of an episode than its weights: a column of the ranking, where `score` can tell it."""
+
+    heading: str
+    show: Callable[[float], str]
+    note: str
+
+
+def share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def two_digits(value: float) -> str:
+    return numbers.number(value, 2)
+
+
+MEASURES = {
+    "second_look": Measure(
+        "Second look", numbers.rounded, "the weight by the expert's episodes and the best of the pile together"
+    ),
+    "finish": Measure("Finish", share, "the share of the usual way that an episode went"),
+    "agreement_rank": Measure("Agreement", lambda value: f"{value:.0f}", "the rank by agreement with the others"),
+    "predictability": Measure(
+        "Predictable", two_digits, "minus the error of its actions as predicted by other episodes, so 0 is best"
+    ),
+    "information": Measure("Information", two_digits, "mutual information of state and action, which does not count"),
+    "idle": Measure("Idle", share, "the share of steps at which the state stands still"),
+    "roughness": Measure("Rough", numbers.rounded, "how much the action's change changes from step to step"),
+}
 
 
 def highlighted(content: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -44,14 +75,10 @@ def best_and_worst(content: Mapping[str, Any]) -> str:
         return ""
     of_pile, of_expert = (None if films is None else films[role] for role in ("supplementary", "expert"))
     unsure = card("Hardest to tell", chosen["unsure"], names, "unsure", of_pile) if chosen["unsure"] else ""
-    own = card(
-        "The expert's own, for comparison",
-        chosen["reference"],
-        episodes["expert"]["origins"],
-        "reference",
-        of_expert,
-        told=False,
-    )
+    own = ""
+    if chosen["reference"]:
+        origins = episodes["expert"]["origins"]
+        own = card("The expert's own, for comparison", chosen["reference"], origins, "reference", of_expert, told=False)
     best = card("Best of the pile", chosen["good"], names, "good", of_pile)
     worst = card("Worst of the pile", chosen["bad"], names, "bad", of_pile)
     said = "" if films is None else film_note(films)
@@ -72,7 +99,8 @@ def film_of(films: Mapping[str, Any] | None, one: Mapping[str, Any]) -> str:
         if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", text, re.ASCII):
             raise ValueError("not a picture")
         parts.append(
-            f'<img class="film" alt="film of episode {number}, first step to last" src="data:image/jpeg;base64,{text}">'
+            f'<img class="film" data-episode="{number}" alt="film of episode {number}, first step to last" '
+            f'src="data:image/jpeg;base64,{text}">'
         )
     return "".join(parts)
 
@@ -91,54 +119,101 @@ def episode_section(summary: Mapping[str, Any], content: Mapping[str, Any]) -> s
     shown, total = supplementary["shown"], int(supplementary["total"])
     names = supplementary["origins"]
     threshold = float(summary["threshold"])
-    note = f"All {numbers.count_of(total, 'episode')}."
+    listed = f"All {numbers.count_of(total, 'episode')}."
     if len(shown) < total:
-        note = f"The best, the worst, and evenly spaced ones between: {len(shown):,} of {total:,} episodes. "
-        note += "episodes.parquet has all."
-    has_origin = any("origin" in one for one in shown)
+        listed = f"The best, the worst, and evenly spaced ones between: {len(shown):,} of {total:,} episodes. "
+        listed += "episodes.parquet has all."
+    known = [name for name in MEASURES if any(name in one for one in shown)]
+    texts = [key for key in ("origin", "task") if any(key in one for one in shown)]
     heads = [("rank", "Rank"), ("episode", "Episode"), ("rows", "Steps"), ("kept", "Kept"), ("typical", "Weight")]
-    head = "".join(
-        f'<th scope="col" class="n" data-sort="{key}"><button type="button">{name}</button></th>' for key, name in heads
-    )
-    head += '<th scope="col">Truth</th>' if has_origin else ""
-    has_task = any("task" in one for one in shown)
-    head += '<th scope="col">Task</th>' if has_task else ""
-    rows = "".join(
-        episode_row(one, names, (has_origin, has_task), place, len(shown)) for place, one in enumerate(shown)
-    )
-    scored = summary.get("dataset") or summary["supplementary"]
+    head = "".join(column_head(key, name) for key, name in heads)
+    head += "".join(column_head(name, MEASURES[name].heading, " more") for name in known)
+    head += "".join(f'<th scope="col">{"Truth" if key == "origin" else "Task"}</th>' for key in texts)
+    rows = "".join(episode_row(one, names, known, texts, place, len(shown)) for place, one in enumerate(shown))
     signal_names = escape(", ".join(printable(str(name)) for name in content.get("signal_names", ())))
-    path = shlex.quote(printable(str(scored["path"])))
+    find = " or ".join(["Find an episode", *texts])
     return (
         f'<section id="episodes" {scale_attributes(content)}><h2>Which episodes</h2><p class="said">'
         "Each strip is an episode from its first step "
         f'to its last: <b class="o-clean">green</b> weighs {threshold:g} or more and is kept, '
-        f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.</p>{best_and_worst(content)}"
-        f"{DECIDE}"
+        f"<b class='o-noisy'>purple</b> less. Point at a strip to read a step's weight.{look_first(summary)}</p>"
+        f"{best_and_worst(content)}{DECIDE}"
         f'<figure id="signals" data-names="{signal_names}" hidden><figcaption></figcaption><canvas></canvas></figure>'
-        '<div class="tools"><input type="search" id="find" placeholder="Find an episode or origin" '
-        'aria-label="Find an episode or origin"><span id="counted" class="faint"></span></div>'
-        f'<div class="ranking"><table><thead><tr>{head}<th scope="col" class="wide">Steps, first to last</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table></div>"
-        f'<p class="note">{note} Kept is the share of steps that weigh {threshold:g} or more; weight is the geometric '
-        f"mean over steps, by which episodes are ranked{', each within its task' if has_task else ''}. To drop the "
-        "rest:</p>"
-        f"<pre>demosift filter {escape(path)} --scores SCORES --out KEPT</pre></section>"
+        f'<div class="tools"><input type="search" id="find" placeholder="{find}" '
+        f'aria-label="{find}"><span id="counted" class="faint"></span></div>'
+        f'<div class="ranking{" dense" if len(known) > 2 else ""}"><table><thead><tr>{head}'
+        '<th scope="col" class="wide">Steps, first to last</th></tr>'
+        f'</thead><tbody>{rows}</tbody></table></div><p class="note">{listed} {ranking_note(threshold, known, texts)}'
+        f"</p>{commands(summary)}</section>"
     )
 
 
-def episode_row(one: Mapping[str, Any], names: Sequence[str], has: tuple[bool, bool], place: int, count: int) -> str:
-    """`has`: whether there are columns of the origin and of the task."""
+def column_head(key: str, name: str, kind: str = "") -> str:
+    return f'<th scope="col" class="n{kind}" data-sort="{key}"><button type="button">{name}</button></th>'
+
+
+def look_first(summary: Mapping[str, Any]) -> str:
+    """What to look at where nobody named an expert."""
+    if not by_agreement(summary):
+        return ""
+    return (
+        " Look at the best first: if these are not good, nothing here is. Then sort by what sets episodes apart: "
+        "steps, idle, rough."
+    )
+
+
+def by_agreement(summary: Mapping[str, Any]) -> bool:
+    return summary.get("expert_by") == "agreement"
+
+
+def ranking_note(threshold: float, known: Sequence[str], texts: Sequence[str]) -> str:
+    """What the columns are, and by which of them episodes are ranked."""
+    ranked = "Episodes are ranked by weight"
+    if "second_look" in known:
+        ranked += ", or by the second look where that is better, and by the support of similar episodes"
+    if "finish" in known:
+        ranked += f"; those that went less than {EARLY:.0%} of the way come last"
+    ranked += "; each within its task." if "task" in texts else "."
+    told = "; ".join(f"{MEASURES[name].heading.lower()}, {MEASURES[name].note}" for name in known)
+    kept = f"Kept is the share of steps that weigh {threshold:g} or more; weight is the geometric mean over steps"
+    return escape(f"{ranked} {kept}{'; ' if told else ''}{told}.")
+
+
+def commands(summary: Mapping[str, Any]) -> str:
+    """What to do with the ranking, and with decisions about it."""
+    path = shlex.quote(printable(str((summary.get("dataset") or summary["supplementary"])["path"])))
+    start = f"demosift filter {path} --scores SCORES"
+    lines = (
+        "# the best 70% of the episodes, whole; without --episodes, single steps by their weight",
+        f"{start} --episodes 0.7 --out KEPT",
+        "# as you decided, and the best of the others",
+        f"{start} --episodes 0.7 --decisions decisions.json --out KEPT",
+        "# the next round: by what you keep and what you drop",
+        f"demosift score {path} --expert-episodes decisions.json --bad-episodes decisions.json --out NEXT",
+    )
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def episode_row(
+    one: Mapping[str, Any], names: Sequence[str], known: Sequence[str], texts: Sequence[str], place: int, count: int
+) -> str:
+    """`known`: the columns of measures; `texts`: those of the origin and of the task."""
     values = {key: int(one[key]) for key in ("rank", "episode", "rows")}
-    kept, typical = float(one["kept"]), float(one["typical"])
-    data = " ".join(f'data-{key}="{value}"' for key, value in (values | {"kept": kept, "typical": typical}).items())
+    values |= {"kept": float(one["kept"]), "typical": float(one["typical"])}
+    told = {name: float(one[name]) if name in one else None for name in known}
+    data = " ".join(f'data-{key}="{value}"' for key, value in values.items())
+    data += "".join(f' data-{key}="{"" if value is None else value}"' for key, value in told.items())
     mark = "top" if place < HIGHLIGHTED <= count // 2 else "end" if place >= count - HIGHLIGHTED >= count // 2 else ""
-    origin = f"<td>{escape(origin_name(one, names))}</td>" if has[0] else ""
-    origin += f"<td>{escape(task_name(one))}</td>" if has[1] else ""
+    more = "".join(
+        f'<td class="n more">{escape(numbers.MISSING if value is None else MEASURES[name].show(value))}</td>'
+        for name, value in told.items()
+    )
+    said = {"origin": lambda: origin_name(one, names), "task": lambda: task_name(one)}
+    more += "".join(f"<td>{escape(said[key]())}</td>" for key in texts)
     return (
         f'<tr class="{mark}" {data}><td class="n">{values["rank"]}</td><td class="n">{values["episode"]}</td>'
-        f'<td class="n">{values["rows"]:,}</td><td class="n">{kept:.0%}</td>'
-        f'<td class="n">{escape(numbers.rounded(typical))}</td>{origin}'
+        f'<td class="n">{values["rows"]:,}</td><td class="n">{values["kept"]:.0%}</td>'
+        f'<td class="n">{escape(numbers.rounded(values["typical"]))}</td>{more}'
         f'<td class="wide">{canvas(one)}</td></tr>'
     )
 

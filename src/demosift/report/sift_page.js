@@ -36,7 +36,8 @@
       const rises = head.getAttribute("aria-sort") !== "ascending";
       for (const other of table.querySelectorAll("th[data-sort]")) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", rises ? "ascending" : "descending");
-      rows.sort((a, b) => (Number(a.dataset[key]) - Number(b.dataset[key])) * (rises ? 1 : -1));
+      const value = (row) => (row.dataset[key] ? Number(row.dataset[key]) : -Infinity);  // what nobody knows
+      rows.sort((a, b) => (value(a) - value(b) || 0) * (rises ? 1 : -1));
       body.append(...rows);
     });
   }
@@ -47,13 +48,16 @@
   const [panel, figure, decided] = ["decide", "signals", "decided"].map((id) => document.getElementById(id));
   const store = `demosift ${content.dataset}`;
   const visible = () => [...body.rows].filter((row) => !row.hidden);
+  // What was named when the data were scored is in the file, too, so that the next round knows it.
+  const { keep, drop } = content.named;
+  const before = keep.length + drop.length ? `, besides ${keep.length} expert and ${drop.length} bad episodes that were named before` : "";
   let chosen;
   function keepInMind(row, choice) {
     const episode = Number(row.dataset.episode);
     choice ? decisions.set(episode, choice) : decisions.delete(episode);
     row.dataset.choice = choice;
     const count = (wanted) => [...decisions.values()].filter((one) => one === wanted).length;
-    decided.textContent = decisions.size ? `${count("keep")} kept, ${count("drop")} dropped` : "";
+    decided.textContent = decisions.size ? `${count("keep")} kept, ${count("drop")} dropped${before}` : "";
     try { sessionStorage.setItem(store, JSON.stringify([...decisions])); } catch { /* not from a file, in some browsers */ }
   }
   function choose(row) {
@@ -68,14 +72,20 @@
     const own = chosen && content.signals[chosen.dataset.episode];
     figure.hidden = !own?.length;
     if (!own?.length) return;
-    figure.querySelector("figcaption").textContent = `Episode ${chosen.dataset.episode}: ${figure.dataset.names}, and the weight`;
+    const films = document.querySelectorAll(`.card:not(.reference) .film[data-episode="${chosen.dataset.episode}"]`);
+    for (const old of figure.querySelectorAll("img")) old.remove();
+    figure.querySelector("figcaption").after(...[...films].map((film) => film.cloneNode()));
+    figure.querySelector("figcaption").textContent = `Episode ${chosen.dataset.episode}: ${figure.dataset.names}, and the weight beneath`;
     const [pen, width, height] = fit(figure.querySelector("canvas"));
     const weights = levelsOf(chosen.querySelector("canvas").dataset.cells);
     const bar = 14, band = (height - bar) / own.length;
-    pen.strokeStyle = outline();
+    const names = figure.dataset.names.split(", ");
+    pen.strokeStyle = pen.fillStyle = outline();
+    pen.font = "11px sans-serif";
     own.forEach((text, line) => {
       const levels = levelsOf(text);
       pen.globalAlpha = 0.75;
+      pen.fillText(names[line] ?? "", 8, band * line + 12);
       pen.beginPath();
       levels.forEach((level, step) => pen.lineTo((width * step) / Math.max(levels.length - 1, 1), band * (line + 0.9 - 0.8 * (level / 60))));
       pen.stroke();
@@ -106,8 +116,8 @@
       event.preventDefault();
     });
     document.getElementById("download").addEventListener("click", () => {
-      const pick = (wanted) => [...decisions].filter(([, one]) => one === wanted).map(([episode]) => episode).sort((a, b) => a - b);
-      const text = JSON.stringify({ demosift: "decisions", dataset: content.dataset, keep: pick("keep"), drop: pick("drop") });
+      const pick = (wanted, named) => [...named, ...[...decisions].filter(([, one]) => one === wanted).map(([episode]) => episode)].sort((a, b) => a - b);
+      const text = JSON.stringify({ demosift: "decisions", dataset: content.dataset, keep: pick("keep", keep), drop: pick("drop", drop) });
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
       link.download = "decisions.json";

@@ -25,6 +25,7 @@ from demosift.report.document import asset, cell, details, document, header, pro
 from demosift.report.groups import Methods, about
 from demosift.report.sift_episodes import (
     best_and_worst,
+    by_agreement,
     episode_section,
     level_text,
     scale_attributes,
@@ -81,8 +82,8 @@ def write_sift_page(folder: str | os.PathLike[str], methods: Methods) -> Path:
 
 def render_sift_page(summary: Mapping[str, Any], content: Mapping[str, Any], methods: Methods) -> str:
     seen = summary["diagnosis"]
-    supplementary = Path(str(summary["supplementary"]["path"])).name
-    title = f"demosift · {printable(supplementary)}"
+    scored = Path(str((summary.get("dataset") or summary["supplementary"])["path"])).name
+    title = f"demosift · {printable(scored)}"
     warnings = [*(one["text"] for one in seen["warnings"]), *summary["warnings"]]
     summary_text = json.dumps(summary, indent=2, sort_keys=True, ensure_ascii=False)
     body = [
@@ -150,6 +151,9 @@ def for_script(summary: Mapping[str, Any], content: Mapping[str, Any]) -> dict[s
             int(one["episode"]): [level_text(text) for text in one.get("signals", ())]
             for one in content["episodes"]["supplementary"]["shown"]
         },
+        "named": {
+            choice: [int(one) for one in content.get("named", {}).get(choice, ())] for choice in ("keep", "drop")
+        },
         "scale": scale_of(content),
         "map": {
             "expert": int(place["expert"]),
@@ -161,20 +165,33 @@ def for_script(summary: Mapping[str, Any], content: Mapping[str, Any]) -> dict[s
 
 def verdict(summary: Mapping[str, Any], seen: Mapping[str, Any], methods: Methods) -> str:
     like, effective = seen["expert_like"], seen["effective_sample_size"]
-    expert, supplementary = (printable(str(summary[name]["path"])) for name in ("expert", "supplementary"))
     method = "unclear" if seen["advised"] is None else about(seen["advised"], methods).name
+    auc, most = float(seen["held_out"]["auc"]), 1 - float(like["share"]) / 2
+    nobody = by_agreement(summary)
     items = [
-        (method, "advised"),
-        (f"{float(like['share']):.0%}", "of the pile is expert-like"),
+        (str(int(effective["expert"]["episodes"])), "stand in for an expert") if nobody else (method, "advised"),
+        (f"{float(like['share']):.0%}", "of the others is like them" if nobody else "of the pile is expert-like"),
         (
             f"{int(effective['expert']['rows']):,} → {float(effective['union']['rows']):,.0f}",
-            "effective rows, expert → union",
+            f"effective rows, {'theirs' if nobody else 'expert'} → union",
         ),
-        (f"{float(seen['held_out']['auc']):.2f}", f"held-out AUC; at most {1 - float(like['share']) / 2:.2f} here"),
-        (f"{float(seen['states']['covered']):.0%}", "of expert states covered"),
+        (f"{auc:.2f}", f"held-out AUC; at most {most:.2f} here" if auc <= most else "held-out AUC"),
+        (f"{float(seen['states']['covered']):.0%}", f"of {'their' if nobody else 'expert'} states covered"),
     ]
-    kicker = f"demosift · {supplementary} against {expert}"
-    return header(kicker, printable(seen["headline"]), printable(seen["reason"]), items)
+    return header(
+        f"demosift · {what_was_scored(summary)}", printable(seen["headline"]), printable(seen["reason"]), items
+    )
+
+
+def what_was_scored(summary: Mapping[str, Any]) -> str:
+    whole = summary.get("dataset")
+    if whole is None:
+        return " against ".join(printable(str(summary[name]["path"])) for name in ("supplementary", "expert"))
+    expert, others = (int(summary[name]["episodes"]) for name in ("expert", "supplementary"))
+    place = printable(str(whole["path"]))
+    if by_agreement(summary):
+        return f"{place}: {expert + others:,} episodes against each other"
+    return f"{place}: {numbers.count_of(expert, 'expert episode')} against {others:,} others"
 
 
 def sample_mix(seen: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ def merge(
     scored = Scored(weight, spread, fold, num_expert, ends, first, summary, numbers, columns)
     rng = np.random.default_rng([how.seed, 5])
     samples = (draw_sample(sources[0], MOST_EXPERT, rng), draw_sample(sources[1], MOST_SUPPLEMENTARY, rng))
-    page = page_content(sources, weight, scored.episodes(), samples, how.threshold)
+    page = page_content(sources, weight, scored.episodes(), samples, how.threshold, not named)
     return Scored(weight, spread, fold, num_expert, ends, first, summary, numbers, columns, page)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from demosift.data import RowSource
+from demosift.report.numbers import count_of
 from demosift.report.statistics import probability_greater
 from demosift.sift.artefacts import find_artefacts, separating_columns
 from demosift.sift.calibration import effective_sample_size
@@ -145,9 +146,10 @@ def advise(seen: Evidence) -> Advice:
     if few:
         reason = (
             f"{on_expert_states}, with another action on {seen.wrong:.0%} of it; in the paper's table these are the "
-            "samples that harm, and hardly any row looks like the expert's, so nothing is left to gain."
+            f"samples that harm. Only {seen.gain * seen.expert_rows:,.0f} rows look like the expert's, which has "
+            f"{seen.expert_rows:,} of its own: hardly anything is left to gain."
         )
-        return Advice("bc", "Train BC: hardly any of the pile looks like the expert's.", reason)
+        return Advice("bc", "Train BC: the pile adds hardly any rows like the expert's.", reason)
     if seen.contradicted:
         reason = (
             f"{on_expert_states}, with another action on {seen.wrong:.0%} of it, and still on {seen.kept_wrong:.0%} of "
@@ -362,11 +364,20 @@ def judge_bad(bad: Mapping[str, Any]) -> dict[str, Any]:
     """What data that are known to be bad have told, in numbers and in words."""
     told = {name: bad[name] for name in ("episodes", "rows", "auc", "like_bad")}
     text = (
-        f"{bad['rows']:,} rows of {bad['episodes']:,} episodes are known to be bad; held out, they are told from the "
-        f"pile's with an AUC of {bad['auc']:.2f}. {bad['like_bad']:.0%} of the pile's rows look like them and lose "
-        "weight."
+        f"{bad['rows']:,} rows of {count_of(bad['episodes'], 'episode')} are known to be bad; held out, they are told "
+        f"from the pile's with an AUC of {bad['auc']:.2f}. {bad['like_bad']:.0%} of the pile's rows look like them and "
+        "lose weight."
     )
     return {**told, "text": text}
+
+
+def without_expert(diagnosis: Mapping[str, Any]) -> dict[str, Any]:
+    """The diagnosis where episodes that agree stand in for an expert: it holds if these are good, and nobody knows."""
+    reason = (
+        "The episodes that agree most with the others stand in for an expert. Look at them, and at the worst, before "
+        f"you believe it. If they are good, the advice is: {diagnosis['headline']} {diagnosis['reason']}"
+    )
+    return {**diagnosis, "headline": "Nobody named an expert: this is agreement, not quality.", "reason": reason}
 
 
 def repeated_rows(copies: Copies) -> list[float]:

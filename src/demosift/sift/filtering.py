@@ -5,8 +5,11 @@ Both read what `demosift score` wrote (`demosift.results.scores`): a weight per 
 
 import json
 import os
+import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +20,7 @@ from demosift.data.decisions import read_decisions
 from demosift.data.format import Format
 from demosift.data.formats import Source, chosen_episodes, format_of, named_format, split_options
 from demosift.data.formats.hdf5.file import SUFFIXES
+from demosift.data.formats.lerobot.reading import read_info
 from demosift.data.formats.lerobot.selection import list_frames
 from demosift.data.formats.robomimic import write_filter_key
 from demosift.data.parquet import write_table
@@ -186,29 +190,46 @@ def _write_weights(data: Source, out: Source, selection: Selection, scores: Scor
     The last frame of a LeRobot episode has no successor and so no score: it gets the weight of the frame before it.
     """
     place, options = split_options(data)
+    is_lerobot = format_of(data).name == "lerobot"
     rows = np.arange(len(scores.weight))
-    if format_of(data).name == "lerobot":
+    if is_lerobot:
         indices, rows = list_frames(place, **options)
     else:
         lengths = selection.lengths
         step = rows - np.repeat(scores.episode_ends - lengths, lengths)
-        indices = np.stack([np.repeat(np.arange(len(lengths)), lengths), step, rows], axis=1)
+        indices = np.stack([np.repeat(scores.numbers, lengths), step, rows], axis=1)
     columns = dict(zip(("episode_index", "frame_index", "index"), indices.T, strict=True))
     table = pa.table({**columns, "weight": scores.weight[rows]})
     kept = np.unique(indices[selection.keep[rows], 0]).tolist()
     dropped = sorted(set(np.unique(indices[:, 0]).tolist()) - set(kept))
-    delete = (
-        f'lerobot-edit-dataset --repo_id ID --operation.type delete_episodes --operation.episode_indices "{dropped}"'
-    )
     with atomic_folder(os.fspath(out), num_bytes=2 * table.nbytes + 65536) as folder:
         write_table(table, folder / "weights.parquet")
         write_table(table.select(["index", "weight"]), folder / "sample_weights.parquet")
-        listed = [cut._asdict() | {"episode": int(scores.numbers[cut.episode])} for cut in cuts]
-        write_json(folder / "cuts.json", {"cuts": listed})
-        if dropped:
-            (folder / "delete_episodes.txt").write_text(f"{delete}\n", "utf-8")
+        write_json(folder / "cuts.json", {"cuts": _frames_to_cut(cuts, scores.episode_ends, indices, rows)})
+        if dropped and is_lerobot:
+            (folder / "delete_episodes.txt").write_text(f"{_deletion(place, dropped)}\n", "utf-8")
         # On one line, so that a shell can hand it on: --dataset.episodes="$(cat episodes.json)"
         (folder / "episodes.json").write_text(f"{json.dumps(kept)}\n", encoding="utf-8")
+
+
+def _frames_to_cut(cuts: list[Cut], ends: np.ndarray, indices: np.ndarray, rows: np.ndarray) -> list[dict[str, Any]]:
+    """The cuts by the file's own numbers. One that reaches an episode's last row takes a frame after that along."""
+    first = np.searchsorted(rows, ends, side="left")  # frame after each episode's last
+    length, found = np.diff(ends, prepend=0), []
+    for cut in cuts:
+        frames = int(np.diff(first, prepend=0)[cut.episode])
+        stop = frames if cut.stop == length[cut.episode] else cut.stop
+        found.append(cut._asdict() | {"episode": int(indices[first[cut.episode] - 1, 0]), "stop": stop})
+    return found
+
+
+def _deletion(place: str, dropped: list[int]) -> str:
+    """LeRobot's own command that copies a dataset without some episodes."""
+    root = read_info(place).root.absolute()
+    name = "local/" + re.sub(r"[^A-Za-z0-9_.-]", "_", root.name)
+    where = f"--repo_id {name} --root {shlex.quote(str(root))}"
+    where += f" --new_repo_id {name}_kept --new_root {shlex.quote(f'{root}_kept')}"
+    return f'lerobot-edit-dataset {where} --operation.type delete_episodes --operation.episode_indices "{dropped}"'
 
 
 def with_scores(

@@ -4,6 +4,7 @@ It has histograms, a strip of weights for each episode that is shown, a map of s
 each row, how well the weights agree with that. This truth is read here only, after all weights are known.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from jaxtyping import Float, Int
 from sklearn.utils.extmath import randomized_svd
 
 from demosift.data import RowSource
+from demosift.report.sift_episodes import MEASURES
 from demosift.report.statistics import probability_greater
 from demosift.report.weights import weight_histogram
-from demosift.results.scores import TASK
+from demosift.results.scores import TASK, merit, standing
+from demosift.sift.calibration import LOG_LIMIT
 from demosift.sift.diagnosis import calibration_bins, roc_curve
 from demosift.sift.overlap import Sample, state_scale
 from demosift.types import Origin
@@ -38,30 +41,60 @@ def page_content(
     episodes: Columns,
     samples: tuple[Sample, Sample],
     threshold: float,
+    together: bool = False,
 ) -> dict[str, Any]:
-    """`episodes`: the columns of `episodes.parquet`. `samples`: rows of both sets, for the map."""
+    """`episodes`: the columns of `episodes.parquet`. `samples`: rows of both sets, for the map.
+
+    `together`: nobody named an expert, so episodes of both sets are ranked and shown as one.
+    """
     num_expert = sources[0].num_rows
     scale = colour_scale(weight, threshold)
     first = len(sources[0].episode_ends)
-    order = shown_episodes(first, len(sources[1].episode_ends), episodes)
-    shown = show_episodes(sources[1], first, order, weight[num_expert:], episodes, scale)
-    names, told = signals(sources[1], order, samples[1])
-    for one, own in zip(shown["shown"], told, strict=True):
-        one["signals"] = own
+    if together:
+        episodes = episodes | {"rank": rank_together(episodes)}
+    place = np.arange(0 if together else first, len(episodes["rank"]))
+    place = place[shown_episodes(episodes["rank"][place])]
+    origin = sources[1].origin
+    names, shown = [], {}
+    for source, start, own_weight in ((sources[0], 0, weight[:num_expert]), (sources[1], first, weight[num_expert:])):
+        own = place[(place >= start) & (place < start + len(source.episode_ends))] - start
+        if len(own):
+            listed = show_episodes(source, start, own, own_weight, episodes, scale)
+            names, told = signals(source, own, samples[1])
+            shown |= {
+                start + at: {**one, "signals": lines} for at, one, lines in zip(own.tolist(), listed, told, strict=True)
+            }
+    best = np.argsort(episodes["rank"][:first], kind="stable")[:EXPERT_EPISODES]
+    own = [] if together else show_episodes(sources[0], 0, best, weight[:num_expert], episodes, scale)
     source = (np.arange(len(weight)) >= num_expert).astype(np.int8)
     return {
         "scale": scale,
         "signal_names": names,
         "histogram": weight_histogram(weight, source, ("expert", "supplementary")),
         "episodes": {
-            "expert": show_episodes(
-                sources[0], 0, shown_episodes(0, first, episodes), weight[:num_expert], episodes, scale
-            ),
-            "supplementary": shown,
+            "expert": {"total": 0 if together else first, "shown": own, "origins": origin_names(sources[0].origin)},
+            "supplementary": {
+                "total": len(episodes["rank"]) - (0 if together else first),
+                "shown": [shown[at] for at in place.tolist()],
+                "origins": origin_names(origin),
+            },
         },
         "map": state_map(*samples, weight, num_expert, scale, sources),
         "truth": judge_by_truth(sources, weight, num_expert),
     }
+
+
+def rank_together(episodes: Columns) -> Int[np.ndarray, "episodes"]:
+    """The rank among all episodes, as `filter` takes them."""
+    looks = (episodes.get(name) for name in ("finish", "second_look", "support"))
+    best = standing(merit(episodes["log_weight"], *looks), episodes.get(TASK))
+    rank = np.empty(len(best), np.int64)
+    rank[np.lexsort((episodes["number"], -best))] = np.arange(1, len(best) + 1)
+    return rank
+
+
+def origin_names(origin: Origin | None) -> list[str]:
+    return [] if origin is None else list(origin.names)
 
 
 def colour_scale(weight: Weights, threshold: float) -> dict[str, float]:
@@ -83,11 +116,9 @@ def as_levels(log_weight: Float[np.ndarray, "cells"], scale: dict[str, float]) -
     return "".join(LEVELS[i] for i in np.clip(np.round(level), 0, 2 * MIDDLE).astype(int).tolist())
 
 
-def shown_episodes(first: int, count: int, episodes: Columns) -> Int[np.ndarray, "shown"]:
-    """Which episodes of a source the page lists, best first; `first` is where the source's begin in `episodes`."""
-    order = np.argsort(episodes["rank"][first : first + count], kind="stable")
-    if first == 0:
-        return order[:EXPERT_EPISODES]
+def shown_episodes(rank: Int[np.ndarray, "episodes"]) -> Int[np.ndarray, "shown"]:
+    """Which episodes the page lists, best first."""
+    order, count = np.argsort(rank, kind="stable"), len(rank)
     if count <= ALL_EPISODES:
         return order
     between = np.linspace(BEST, count - WORST - 1, BETWEEN).astype(int)
@@ -101,10 +132,11 @@ def show_episodes(
     weight: Weights,
     episodes: Columns,
     scale: dict[str, float],
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
+    """`first` is where the source's episodes begin in `episodes`."""
     own = {name: values[first : first + len(source.episode_ends)] for name, values in episodes.items()}
     truth = majority_origin(source.origin, source.episode_starts) if source.origin else None
-    shown = [
+    return [
         {
             "episode": int(own["number"][index]),
             "rank": int(own["rank"][index]),
@@ -115,14 +147,20 @@ def show_episodes(
             "strip": strip(weight[source.episode_starts[index] : source.episode_ends[index]], scale),
             **({} if truth is None else {"origin": int(truth[index])}),
             **({"task": str(own[TASK][index])} if TASK in own else {}),
+            **measures(own, index),
         }
         for index in order.tolist()
     ]
-    return {
-        "total": len(source.episode_ends),
-        "shown": shown,
-        "origins": [] if source.origin is None else list(source.origin.names),
-    }
+
+
+def measures(own: Columns, index: int) -> dict[str, float]:
+    """What else is known of an episode; nothing of what its task does not tell."""
+    found = {name: float(own[name][index]) for name in MEASURES if name in own}
+    if found.get("second_look", -LOG_LIMIT) <= -LOG_LIMIT:
+        found.pop("second_look", None)
+    else:
+        found["second_look"] = float(np.exp(found["second_look"]))
+    return {name: float(f"{value:.4g}") for name, value in found.items() if np.isfinite(value)}
 
 
 def strip(weight: Weights, scale: dict[str, float]) -> str:
@@ -135,7 +173,7 @@ def strip(weight: Weights, scale: dict[str, float]) -> str:
 
 
 def signals(source: RowSource, order: Int[np.ndarray, "shown"], sample: Sample) -> tuple[list[str], list[list[str]]]:
-    """What happens in the episodes that are shown: the columns that vary most, and each episode's levels of them.
+    """What happens in the episodes that are shown: the columns that move most, and each episode's levels of them.
 
     The lowest level stands for a column's 1% quantile, the highest for its 99% quantile.
     """
@@ -145,14 +183,32 @@ def signals(source: RowSource, order: Int[np.ndarray, "shown"], sample: Sample) 
     names, columns = [], []
     for name, most, known, values in zip(("state", "action"), (STATES, ACTIONS), sample[-2:], rows, strict=True):
         low, high = np.quantile(known, [0.01, 0.99], axis=0)
-        varies = known.std(axis=0) / (np.abs(known).mean(axis=0) + 1e-9)
-        moving = sorted(int(one) for one in np.argsort(-varies, kind="stable")[:most] if high[one] > low[one])
-        names += [f"{name} {one}" for one in moving]
+        moves = within_episodes(known, sample.episode).std(axis=0) / np.maximum(high - low, 1e-9)
+        moving = sorted(int(one) for one in np.argsort(-moves, kind="stable")[:most] if high[one] > low[one])
+        labels = state_names(source) if name == "state" else [f"{name} {one}" for one in range(known.shape[1])]
+        names += [labels[one] for one in moving]
         columns += [2 * MIDDLE * (values[:, one] - low[one]) / (high[one] - low[one]) for one in moving]
     edges = np.cumsum([len(own) for own in points])[:-1]
     levels = [np.split(np.clip(np.round(own), 0, 2 * MIDDLE).astype(int), edges) for own in columns]
     texts = [["".join(LEVELS[level] for level in part.tolist()) for part in own] for own in levels]
     return names, [[own[place] for own in texts] for place in range(len(order))]
+
+
+def within_episodes(values: Float[np.ndarray, "rows columns"], episode: Int[np.ndarray, "rows"]) -> np.ndarray:
+    """Values less the mean of their episode: where things start, and goals, are no movement."""
+    _, place, count = np.unique(episode, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(count), values.shape[1]))
+    np.add.at(sums, place, values)
+    return values - (sums / count[:, None])[place]
+
+
+def state_names(source: RowSource) -> list[str]:
+    """The part of the state and the number within it, where a format has named parts."""
+    keys: Mapping[str, int] | None = getattr(source, "obs_keys", None)
+    if keys is None or sum(keys.values()) != source.obs_dim:
+        return [f"state {column}" for column in range(source.obs_dim)]
+    bare = {key.removeprefix("observation.").replace(",", " "): width for key, width in keys.items()}
+    return [f"{key} {column}" for key, width in bare.items() for column in range(width)]
 
 
 def majority_origin(origin: Origin, starts: Int[np.ndarray, "episodes"]) -> Int[np.ndarray, "episodes"]:

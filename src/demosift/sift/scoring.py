@@ -50,7 +50,7 @@ from demosift.sift.calibration import (
     segment_quantiles,
 )
 from demosift.sift.context import weigh_in_context
-from demosift.sift.diagnosis import diagnose, in_words, judge_bad
+from demosift.sift.diagnosis import diagnose, in_words, judge_bad, without_expert
 from demosift.sift.engines import BLOCK, Engine, Here, open_engine
 from demosift.sift.films import make_films
 from demosift.sift.finish import measure_finish
@@ -75,6 +75,7 @@ NOBODY = (
 )
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FEW_ROWS = 100
+WORST_SHOWN = 10  # episodes that a terminal names
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,10 @@ class Scored:
         told = (
             f"{len(tasks)} tasks, each by itself: {by[0]} against its expert, {by[1]} by agreement, {by[2]} not scored"
         )
-        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *warnings])
+        shown = self.page.get("episodes", {}).get("supplementary", {}).get("shown", [])
+        worst = ", ".join(str(one["episode"]) for one in shown[: -WORST_SHOWN - 1 : -1])
+        last = [f"worst episodes: {worst} (the last in rank, the worst first)"] if len(shown) > WORST_SHOWN else []
+        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *last, *warnings])
 
     def episodes(self) -> dict[str, np.ndarray]:
         """The columns of `episodes.parquet`."""
@@ -241,12 +245,29 @@ def score(
                 one = partial(_score, how=how, watch=watch)
                 scored = score_tasks(tasks, expert, supplementary, bad, how, one)
         watch.lap("connect")
+        if expert is None:
+            said = {"diagnosis": without_expert(scored.summary["diagnosis"])}
+            scored = dataclasses.replace(scored, summary={**scored.summary, **said})
+        scored = with_named(scored)
         if not isinstance(expert, Dataset) and not isinstance(supplementary, Dataset):
             scored = with_films(scored, features.names if isinstance(features, Cameras) else ())
         if folder is not None:
             scored.write(folder)
             watch.lap("write")
     return scored
+
+
+def with_named(scored: Scored) -> Scored:
+    """The scores with the episodes of a dataset that were named as the expert's or as bad: decisions of before."""
+    summary, numbers = scored.summary, scored.numbers
+    if summary["dataset"] is None or numbers is None:
+        return scored
+    by_user, bad = summary["expert_by"] == "the user", summary["bad"]
+    named = {
+        "keep": numbers[: scored.num_expert_episodes].tolist() if by_user else [],
+        "drop": bad["numbers"] if bad is not None and bad["in_dataset"] else [],
+    }
+    return dataclasses.replace(scored, page={**scored.page, "named": named})
 
 
 def with_films(scored: Scored, names: Sequence[str]) -> Scored:
@@ -452,7 +473,8 @@ def _score(
         finish = second.finish
     early = 0 if finish is None else int((finish.share[len(sources[0].episode_ends) :] < EARLY).sum())
     if early:
-        warnings.append(f"{early} episodes of the supplementary set stop before the expert's do: they rank lower")
+        others = "the expert's" if agreement is None else "the others"
+        warnings.append(f"{early} episodes of the supplementary set stop before {others} do: they rank lower")
     summary = {
         "expert": describe_source(expert, sources[0], found.surveys[0]),
         "supplementary": describe_source(supplementary, sources[1], found.surveys[1]),
@@ -499,7 +521,7 @@ def _score(
     page: dict[str, Any] = {}
     rows = weight, spread, fold, num_expert, found.ends, num_episodes
     scored = Scored(*rows, summary, numbers, columns, page, watch.seconds, how.engine.usage)
-    page |= page_content(sources, weight, scored.episodes(), samples, how.threshold)
+    page |= page_content(sources, weight, scored.episodes(), samples, how.threshold, agreement is not None)
     watch.lap("judge")
     return scored
 

@@ -275,6 +275,25 @@ def _read_episodes(
         raise InputError(f"{name}: damaged Minari data in {data}: {one_line(error)}") from error
 
 
+def minari_facts(place: str, name: str) -> dict[int, Any]:
+    """The last value of `infos/NAME` in each episode, where HDF5 stores them and an episode is one of ours."""
+    data = _data_folder(place)
+    metadata, found = _read_metadata(place, data), []
+    if metadata["data_format"] != "hdf5":
+        return {}
+    with open_hdf5(data / "main_data.hdf5") as file:
+        for index in range(metadata["total_episodes"]):
+            steps = find_hdf5(file, f"episode_{index}/terminations")
+            values = find_hdf5(file, f"episode_{index}/infos/{name}")
+            if steps is None or values is None or (steps.ndim, values.ndim) != (1, 1) or not len(values):
+                return {}
+            if np.asarray(steps[:-1]).any():  # it goes on after a terminal, and is read as several
+                return {}
+            if len(steps):  # others make no episode
+                found.append(values[-1])
+    return dict(enumerate(np.asarray(found).tolist()))
+
+
 def _check_arrow(path: Path) -> None:
     """Where a part of a damaged file is shorter than nothing, Arrow ends the process, unless it has looked first."""
     from pyarrow import ipc
@@ -459,4 +478,4 @@ def _stored_lengths(main: Path, metadata: dict[str, Any]) -> dict[str, int]:
         return {name: len(array) for name, array in rewards.items() if array is not None and array.size}
 
 
-FORMAT = Format("minari", is_minari, minari_parts, write_minari, minari_files, keep_minari)
+FORMAT = Format("minari", is_minari, minari_parts, write_minari, minari_files, keep_minari, minari_facts)

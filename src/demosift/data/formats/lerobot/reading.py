@@ -107,8 +107,9 @@ def lerobot_parts(place: str, obs: str | None = None) -> Sequence[ShardPart]:
 
 
 def lerobot_facts(place: str, name: str) -> dict[int, Any]:
-    """The value of a column at each episode's last frame."""
+    """The value of a column at each episode's last frame. LeRobot's own name of `success` is `next.success`."""
     info = read_info(place)
+    name = name if name in info.features or f"next.{name}" not in info.features else f"next.{name}"
     found: dict[int, Any] = {}
     for shard in list_shards(info):
         if name not in column_names(shard.path):
