@@ -306,6 +306,7 @@ def test_networks_that_cannot_fit_are_refused_before_anything_is_written(tmp_pat
         {"learning_rate": -1.0},
         {"hidden": (8, 0)},
         {"hidden": (10**9,)},
+        {"hidden": (8,) * 1_000},
         {"gradient_penalty": math.inf},
     ],
     ids=str,
