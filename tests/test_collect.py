@@ -447,6 +447,14 @@ def test_refusals_write_nothing(tmp_path, names, options, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_cannot_be_written_is_known_before_training(tmp_path: Path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(InputError, match=r"config\.json: is a folder"):
+        collect(["Pendulum-v1"], tmp_path, steps=16, resume=True)
+    assert not any((tmp_path / "checkpoint").iterdir())
+
+
 def test_resume_needs_a_checkpoint(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds no checkpoint"):

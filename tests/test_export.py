@@ -204,12 +204,17 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["expert"], "needs an environment"),
         ([str(tmp_path / "nowhere")], "nowhere"),
         ([str(tmp_path / "p.safetensors"), "--member", "2"], "member 2 does not exist"),
+        ([str(tmp_path / "p.safetensors"), "--data", str(tmp_path / "a.onnx")], "a.onnx is what is read"),
     ):
         assert main(["export", *arguments, *out]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert part in said
     assert not (tmp_path / "a.onnx").exists()
+    policy.save(tmp_path / "run" / "policy.safetensors")
+    for read, out_of in (("p.safetensors", "p.safetensors"), ("run", "run/policy.safetensors")):
+        with pytest.raises(InputError, match="is what is read"):
+            export_onnx(tmp_path / read, tmp_path / out_of)
     assert main(["export", str(tmp_path / "p.safetensors"), "--member", "1", *out]) == 0
     capsys.readouterr()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

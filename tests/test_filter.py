@@ -485,6 +485,9 @@ def test_the_data_must_be_what_was_scored(tmp_path: Path) -> None:
         (["--scores", "torn"], "scores.parquet: cannot read the scores"),
         (["--scores", "fewer"], "not a finite number for each of 11 rows"),
         (["--out", "kept.csv"], "kept.csv"),
+        (["--out", "a.hdf5"], "a.hdf5 is what is read"),
+        (["--out", "link/a.hdf5"], "a.hdf5 is what is read"),
+        (["--out", "robomimic:a.hdf5"], "a.hdf5 is what is read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -498,12 +501,20 @@ def test_bad_input_is_one_line_and_writes_nothing(
     score_folder(tmp_path / "fewer", source, np.ones(10), supplementary=entry)
     score_folder(tmp_path / "damaged", source, np.ones(10), threshold="much")
     (score_folder(tmp_path / "torn", source, np.ones(10)) / "scores.parquet").write_bytes(b"PAR1")
-    before = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / "link").symlink_to(".")
+    before, content = sorted(path.name for path in tmp_path.iterdir()), source.read_bytes()
     assert main(["filter", str(source), "--scores", "s", "--out", "k.hdf5", *flags]) == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
     assert message in said.err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert source.read_bytes() == content
+
+
+def test_nothing_is_written_into_the_folder_that_is_read(tmp_path: Path) -> None:
+    for out in (tmp_path, tmp_path / "data" / "kept"):
+        with pytest.raises(InputError, match="is what is read"):
+            filter_dataset(f"npz:{tmp_path}", tmp_path, f"npz:{out}")
 
 
 def test_reads_what_score_writes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import random_dataset, tree
 
 import demosift as ds
-from demosift.cli.main import main, make_parser
+from demosift.cli.main import main, make_parser, parse
 from demosift.cli.parsers import subcommands
 from demosift.data import write_dataset
 from demosift.files import atomic_folder, atomic_write, own_folder
@@ -229,6 +229,24 @@ def test_an_unknown_home_is_one_line(prefix: str, tmp_path: Path, capsys: Any):
         assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_home_is_meant_wherever_a_shell_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """As in `--out=~/x`, which became a folder named `~`."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.toml").write_text('algorithm = "bc"\nexpert = "~/x.hdf5"\n')
+    options = parse(["train", "--config=~/c.toml", "--out=~/run"])
+    assert (options.expert, options.out) == (f"{tmp_path}/x.hdf5", f"{tmp_path}/run")
+    record = ["record", "random", "--env", "Pendulum-v1", "--episodes", "1"]
+    assert main([*record, "--out=~/a.hdf5"]) == 0
+    assert (tmp_path / "a.hdf5").is_file()
+    capsys.readouterr()
+    for words in ([*record, "--out=~nobody-of-that-name/a.hdf5"], ["theory", "--out", "~nobody-of-that-name"]):
+        assert main(words) == 2
+        assert "argument --out: ~nobody-of-that-name" in capsys.readouterr().err
+    assert not any(here.iterdir())
+
+
 def test_one_function_knows_where_home_is():
     """The others would raise where nobody knows."""
     sources = {path.name: path.read_text() for path in Path(ds.__file__).parent.rglob("*.py")}
@@ -288,6 +306,7 @@ def test_networks_that_cannot_fit_are_refused_before_anything_is_written(tmp_pat
         {"learning_rate": -1.0},
         {"hidden": (8, 0)},
         {"hidden": (10**9,)},
+        {"hidden": (8,) * 1_000},
         {"gradient_penalty": math.inf},
     ],
     ids=str,

@@ -178,6 +178,24 @@ def test_only_regular_files_are_read_and_replaced(tmp_path: Path, kind: str) -> 
         assert path.exists()
 
 
+def test_a_stream_is_not_replaced(tmp_path: Path) -> None:
+    """/dev/stdout is a link, and leads to a regular file where the output is one."""
+    (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{os.open(__file__, os.O_RDONLY)}")
+    with pytest.raises(InputError, match="is a stream"), atomic_write(tmp_path / "stdout"):
+        pass
+    assert (tmp_path / "stdout").is_symlink()
+
+
+def test_holes_are_not_read(tmp_path: Path) -> None:
+    for name in ("a.hdf5", "b.hdf5"):
+        write_dataset(dataset(), tmp_path / name)
+    os.truncate(tmp_path / "a.hdf5", 1 << 40)
+    refused(lambda: digest_source(tmp_path / "a.hdf5"), "a.hdf5: claims 1,099,511,627,776 bytes")
+    before = digest_source(tmp_path / "b.hdf5")
+    os.truncate(tmp_path / "b.hdf5", 1 << 21)  # so few cost nothing
+    assert digest_source(tmp_path / "b.hdf5") != before
+
+
 # JSON
 
 
@@ -236,6 +254,9 @@ def test_files_may_choose_what_changes_numbers_only() -> None:
     assert stored(EnvironmentSpec("Hopper-v5", more)).kwargs == more
 
 
+ENDLESS = (-1, 0, "null", 0.5)  # Gymnasium takes some of them for no limit
+
+
 def test_users_choose_any_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a file must not say, the user may: by `--env-arg`, with or without `--env`."""
     endless, place = {"max_episode_steps": 10**9}, tmp_path / "a.safetensors"
@@ -248,7 +269,7 @@ def test_users_choose_any_argument(tmp_path: Path, capsys: pytest.CaptureFixture
         told = json.loads(capsys.readouterr().out)
         assert told["lengths"] == [[3]]
         assert told["environment"]["kwargs"] == {"max_episode_steps": 3, "g": 9.5}
-    for text in ("g", "=1", "a b=1", "g=1 g=2", "g=x", "no_such=1"):
+    for text in ("g", "=1", "a b=1", "g=1 g=2", "g=x", "no_such=1", *(f"max_episode_steps={n}" for n in ENDLESS)):
         assert main([*command, "--env", "Pendulum-v1", "--env-arg", *text.split()]) == 2
         assert capsys.readouterr().err.count("\n") == 1, text
 

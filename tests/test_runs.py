@@ -87,6 +87,16 @@ class TestClaim:
         claim(folder, config(iterations=40), resume=True)
         assert folder.read_config()["iterations"] == 40
 
+    def test_what_cannot_be_written_is_refused_before_anything_is(self, folder: RunFolder):
+        for path in (folder.metrics, folder.policy, folder.request):
+            path.unlink(missing_ok=True)
+            path.mkdir()
+            before = tree(folder.path)
+            with pytest.raises(InputError, match=f"{path.name}: is a folder"):
+                claim(folder, config(iterations=40), resume=True)
+            assert tree(folder.path) == before
+            path.rmdir()
+
     def test_a_file_is_refused(self, tmp_path: Path):
         (tmp_path / "run").write_text("mine")
         with pytest.raises(InputError, match="run: is a file, not a folder"):

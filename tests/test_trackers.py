@@ -25,6 +25,16 @@ def test_tensorboard_gets_every_member(tmp_path: Path):
         assert b"policy_loss" in events.read_bytes()
 
 
+def test_a_folder_that_cannot_be_written_is_known_before_training(tmp_path: Path):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "file").touch()
+    for place in ("file", "file/inside"):
+        with pytest.raises(InputError, match=place):
+            trackers.TensorBoard(tmp_path / place)
+    trackers.TensorBoard(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_an_evaluation_is_sent_as_its_mean():
     row = {"iteration": 5, "member": 0, "returns": [1.0, 3.0], "lengths": [2, 2], "score": None}
     assert trackers.scalars(row) == {"return": 2.0}

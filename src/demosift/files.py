@@ -48,6 +48,7 @@ OLD_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.\w+)?")
 TEXT_BYTES = 1 << 28  # of a file of lines, such as metrics
 JSON_BYTES = 1 << 25  # of one JSON value, which takes some twenty times as much memory
 _JSON_DEPTH = 64
+_MOST_HOLES = 1 << 30  # bytes of a file that may have been skipped, without a second look
 _LONGEST_INTEGER = 100  # digits; a longer one is damage, and too large for a float beyond 308
 
 _IRREGULAR = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
@@ -79,6 +80,30 @@ def open_regular(path: str | os.PathLike[str], where: str | None = None, follow:
         os.close(handle)
         raise Unusable(f"{where or os.fspath(path)}: not a regular file")
     return open(handle, "rb")
+
+
+def digest_file(path: Path) -> bytes:
+    """A fingerprint of a regular file's bytes. One that is almost all holes is refused: to read them takes hours."""
+    with open_regular(path) as file:
+        size, stored = os.fstat(file.fileno()).st_size, _bytes_stored(file.fileno())
+        if size > _MOST_HOLES and size > 10 * stored:
+            raise Unusable(f"{path}: claims {size:,} bytes, of which {stored:,} were ever written")
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _bytes_stored(handle: int) -> int:
+    """Those that are not in holes, where the file system knows."""
+    if not hasattr(os, "SEEK_DATA"):
+        return os.fstat(handle).st_size
+    end = stored = 0
+    try:
+        while True:
+            start = os.lseek(handle, end, os.SEEK_DATA)
+            end = os.lseek(handle, start, os.SEEK_HOLE)
+            stored += end - start
+    except OSError:  # only holes are left, or nothing
+        os.lseek(handle, 0, os.SEEK_SET)
+        return stored
 
 
 def copy_regular(source: Path, target: Path) -> None:
@@ -129,6 +154,15 @@ def refuse_links(folder: Path) -> None:
                 raise Unusable(f"{Path(parent, name)}: is a link to another place; store the files themselves")
 
 
+def check_apart(out: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+    """Refuses to replace what is read, and to write into a folder of it."""
+    place = Path(os.path.realpath(out))
+    for each in inputs:
+        own = Path(os.path.realpath(each))
+        if place == own or own in place.parents:
+            raise InputError(f"{os.fspath(out)}: {os.fspath(each)} is what is read; choose another place to write to")
+
+
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[Path]:
     """Yields a temporary path of the same name; what is written there becomes `path` when the block succeeds.
@@ -140,6 +174,8 @@ def atomic_write(path: str | os.PathLike[str], num_bytes: int = 0) -> Iterator[P
     if path.is_dir():
         raise InputError(f"{path}: is a folder, cannot write a file there")
     check_regular(path)
+    if path.is_symlink() and os.readlink(path).startswith("/proc/"):  # /dev/stdout, which would be replaced
+        raise InputError(f"{path}: is a stream, cannot write a file there")
     with _workshop(path) as temporary, system_errors_named(path):
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode

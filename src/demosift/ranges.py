@@ -84,6 +84,7 @@ POOL = whole(1, 10_000)
 PROCESSES = whole(1, 1_024)
 ROWS = whole(1, 10**9)
 WIDTH = whole(1, 65_536)
+LAYERS = whole(0, 64)  # to compile hundreds takes minutes
 BATCH = whole(1, 2**20)
 
 NUMBER = Range(-LARGEST, LARGEST)

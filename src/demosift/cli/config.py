@@ -68,7 +68,7 @@ def read_request(arguments: Sequence[str]) -> Request:
     """What the file asks for that `--config` or `--from` names, if one does."""
     peek = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, exit_on_error=False)
     for name in ("config", "from", "task", *OF_FILES, "recipe", "env"):
-        peek.add_argument(f"--{name}")
+        peek.add_argument(f"--{name}", type=not_empty)
     peek.add_argument("--env-arg", dest="env-arg", nargs="+")
     try:
         given = {name.replace("_", "-"): value for name, value in vars(peek.parse_known_args(arguments)[0]).items()}

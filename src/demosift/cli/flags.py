@@ -49,7 +49,17 @@ def not_empty(text: str) -> str:
         raise argparse.ArgumentTypeError("is empty")
     if "\0" in text:  # from a configuration file; no name of a file has one
         raise argparse.ArgumentTypeError("holds a NUL character")
-    return text
+    return text if text[0] != "~" else _from_home(text)
+
+
+def _from_home(text: str) -> str:
+    """`~` as a shell reads it at the start of a word: in `--out=~/x` it leaves it as it is."""
+    from demosift.files import expanded
+
+    try:
+        return str(expanded(text))
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class within:

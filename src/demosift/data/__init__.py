@@ -6,6 +6,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from demosift.data.recording import (
     without_actions,
 )
 from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
-from demosift.files import expanded, reserved
+from demosift.files import check_apart, expanded, reserved
 from demosift.types import Bounds, Dataset, Demonstrations, InputError
 
 __all__ = [
@@ -84,14 +85,27 @@ def write_dataset(dataset: Dataset, target: Source) -> None:
 
 def reserve_target(target: Source) -> AbstractContextManager[None]:
     """Keep the place that `write_dataset` will write to this process meanwhile."""
-    place = os.fspath(target)
+    place = _place(target)
+    return nullcontext() if place is None else reserved(place)
+
+
+def check_not_read(target: Source, source: Source) -> None:
+    """Refuses to write over a source, or into its folder."""
+    place, own = _place(target), _place(split_options(source)[0])
+    if place is not None and own is not None:
+        check_apart(place, own)
+
+
+def _place(source: Source) -> Path | None:
+    """Without the name of a format; None for a dataset of Minari's own folder, which is never replaced."""
+    place = os.fspath(source)
     if named_format(place) is not None:
         prefix, _, place = place.partition(":")
         if prefix == "minari" and not place.startswith(("/", ".", "~")):
-            return nullcontext()  # a dataset of Minari's own folder, which is never replaced
+            return None
     if not place.strip():
-        raise InputError(f"{os.fspath(target)}: names no place to write to")
-    return reserved(expanded(place))
+        raise InputError(f"{os.fspath(source)}: names no place to write to")
+    return expanded(place)
 
 
 def load(

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.networks import Policy
-from demosift.ranges import BATCH, NOT_NEGATIVE, NUMBER, POSITIVE, SEED, SHARE, STEPS, UNIT, WIDTH, Range, whole
+from demosift.ranges import BATCH, LAYERS, NOT_NEGATIVE, NUMBER, POSITIVE, SEED, SHARE, STEPS, UNIT, WIDTH, Range, whole
 from demosift.registry import ALGORITHMS, Registry
 from demosift.types import Demonstrations, InputError, Transitions
 
@@ -180,6 +180,8 @@ def check_settings(setting: Algorithm) -> None:
     for owner in (setting, *groups):
         for field in dataclasses.fields(owner):  # type: ignore[arg-type]
             value, allowed = getattr(owner, field.name), range_of(field)
+            if isinstance(value, tuple):
+                LAYERS.check(f"{setting.name}: {field.name}: the number of layers", len(value))
             if allowed is not None and value is not None:
                 allowed.check(f"{setting.name}: {field.name}", *(value if isinstance(value, tuple) else [value]))
 

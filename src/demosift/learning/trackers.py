@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from demosift.files import own_folder
 from demosift.learning.runner import Callback, HostMetrics, Row, metric_rows
 from demosift.types import InputError
 
@@ -38,6 +39,8 @@ class TensorBoard(Tracker):
         except ImportError as error:
             raise InputError("TensorBoard output needs the extra: pip install 'demosift[tensorboard]'") from error
         self._folder, self._open = Path(folder), SummaryWriter
+        with own_folder(self._folder):  # it can be written to, which is better known before training
+            pass
         self._writers: dict[int, Any] = {}
 
     def log(self, rows: list[Row]) -> None:

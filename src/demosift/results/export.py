@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from demosift.data import open_rows
-from demosift.files import atomic_write
+from demosift.files import atomic_write, check_apart
 from demosift.policy import Policy
 from demosift.results.run import RunFolder
 from demosift.simulation.evaluation import load_policy
@@ -75,6 +75,7 @@ def export_onnx(
     policy = policy.member(member)
     model = make_model(policy, member)
     folder = None if isinstance(source, Policy) or os.fspath(source) in SHIPPED else Path(source)
+    check_apart(out, *_files_read(folder), *(data or ()))
     with atomic_write(out) as temporary:
         temporary.write_bytes(model.SerializeToString())
         obs, origin = _observations(policy, folder, data)
@@ -87,6 +88,13 @@ def export_onnx(
             )
     checked_on = None if difference is None else origin
     return Exported(os.fspath(out), policy.obs_dim, policy.action_dim, member, checked_on, len(obs), difference)
+
+
+def _files_read(folder: Path | None) -> list[Path]:
+    if folder is None or not folder.is_dir():
+        return [] if folder is None else [folder]
+    run = RunFolder(folder)
+    return [run.config, run.metrics, run.policy, run.request]
 
 
 def make_model(policy: Policy, member: int = 0) -> "ModelProto":

@@ -201,6 +201,8 @@ class RunFolder:
             if difference:
                 raise InputError(f"{self.path}: holds another run ({difference}); choose another folder")
             check_links(self.path, self.metrics, self.checkpoints.path)  # which would be written through
+            for path in (self.metrics, self.policy, self.request):
+                check_regular(path)
             if not resume:
                 raise InputError(
                     f"{self.path}: holds this run already; continue it with --resume, or choose another folder"

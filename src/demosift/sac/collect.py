@@ -5,6 +5,7 @@ is kept, and at the end one of them is chosen as the expert (`choosing.py`).
 """
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,17 @@ import jax
 import numpy as np
 
 from demosift.data import write_dataset
-from demosift.files import atomic_write, check_links, is_partial, json_line, own_folder, provenance, sweep, write_json
+from demosift.files import (
+    atomic_write,
+    check_links,
+    check_regular,
+    is_partial,
+    json_line,
+    own_folder,
+    provenance,
+    sweep,
+    write_json,
+)
 from demosift.learning.runner import Callback, Pending, run
 from demosift.learning.runner import Schedule as RunSchedule
 from demosift.policy import Policy
@@ -35,6 +46,7 @@ from demosift.simulation.simulate import Rollouts
 from demosift.types import EnvironmentSpec, InputError
 
 SHOW_SECONDS = 1.0
+RESULTS = ("expert.safetensors", "medium.safetensors", "replay.hdf5", "curve.jsonl", "config.json")
 
 
 @dataclass(frozen=True)
@@ -404,9 +416,11 @@ def _claim(out: Path, specs: Sequence[EnvironmentSpec], resume: bool) -> list[Pa
         if not (out / "checkpoint").is_dir():
             raise InputError(f"{out}: holds no checkpoint to continue from; choose another folder")
         check_links(out, out / "checkpoint")  # which would be written through
-    if len(specs) == 1:
-        return [out]
-    return [out / environments.short_name(spec).replace("/", "-").replace(":", "-") for spec in specs]
+    folders = [out / environments.short_name(spec).replace("/", "-").replace(":", "-") for spec in specs]
+    folders = folders if len(specs) > 1 else [out]
+    for folder, name in itertools.product(folders, RESULTS):
+        check_regular(folder / name)  # which would be found when it is written, after training
+    return folders
 
 
 def _write_curve(folder: Path, rows: Sequence[Row]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool
 
-from demosift.data import RowSource, open_rows, read_dataset, without_episodes, write_dataset
+from demosift.data import RowSource, check_not_read, open_rows, read_dataset, without_episodes, write_dataset
 from demosift.data.decisions import read_decisions
 from demosift.data.format import Format
 from demosift.data.formats import Source, chosen_episodes, format_of, named_format, split_options
@@ -75,6 +75,7 @@ def filter_dataset(
     if sum(value is not None for value in rules.values()) > 1:
         raise InputError("filter: give only one of threshold, top, episodes and frames")
     _check_whole(data)
+    check_not_read(out, data)
     read = read_scores(data, scores)
     cuts = find_cuts(_open(data), read.weight, read.threshold) if frames or weights else []
     if frames:

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float
 
 from demosift.files import parse_json
-from demosift.ranges import shown
+from demosift.ranges import STEPS, shown
 from demosift.simulation.scripted import catalogue
 from demosift.types import Bounds, EnvironmentSpec, InputError
 
@@ -162,6 +162,8 @@ def make(spec: EnvironmentSpec) -> gymnasium.Env:
         raise InputError(f"unknown environment {spec.id!r}: {_first_line(error)}") from error
     if any(simulator in str(registered.entry_point) for simulator in ("mujoco", "metaworld", "ogbench")):
         _quieten_mujoco()
+    if "max_episode_steps" in spec.kwargs:  # Gymnasium takes -1 for none, and such an episode may never end
+        STEPS.check(f"environment {spec.id!r}: max_episode_steps", spec.kwargs["max_episode_steps"])
     limit = {} if registered.max_episode_steps else {"max_episode_steps": DEFAULT_EPISODE_STEPS}
     try:
         with warnings.catch_warnings(action="ignore"):

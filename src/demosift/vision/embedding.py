@@ -20,7 +20,7 @@ from demosift.data import RowSource, digest_source, open_rows, without_episodes
 from demosift.data.checks import check_finite, check_memory
 from demosift.data.features import COMPONENTS, FeatureRows, fit_components, read_features, reduce_features
 from demosift.data.formats import Source
-from demosift.files import Unusable, atomic_write, cache_folder, canonical, expanded, open_regular
+from demosift.files import Unusable, atomic_write, cache_folder, canonical, digest_file, expanded
 from demosift.policy import read_tensors
 from demosift.progress import Progress
 from demosift.types import Dataset, InputError
@@ -244,8 +244,7 @@ def digest_files(files: Sequence[Path]) -> str:
     sha = hashlib.sha256()
     for path in files:
         try:
-            with open_regular(path) as file:
-                sha.update(hashlib.file_digest(file, "sha256").digest())
+            sha.update(digest_file(path))
         except OSError as error:
             raise InputError(f"{path}: the video cannot be read: {os.strerror(error.errno or 0)}") from error
     return sha.hexdigest()

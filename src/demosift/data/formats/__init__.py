@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from demosift.data.format import Format, Part
-from demosift.files import open_regular
+from demosift.files import digest_file
 from demosift.registry import FORMATS
 from demosift.types import InputError
 
@@ -108,9 +108,7 @@ def digest_source(source: Source) -> str:
     sha = hashlib.sha256(str(sorted(_split(source)[1].items())).encode())
     for path in source_files(source):
         try:
-            with open_regular(path) as file:
-                content = hashlib.file_digest(file, "sha256").digest()
+            sha.update(digest_file(path))
         except OSError as error:
             raise InputError(f"{path}: cannot read: {os.strerror(error.errno or 0)}") from error
-        sha.update(content)
     return sha.hexdigest()
