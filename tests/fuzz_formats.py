@@ -437,7 +437,9 @@ def make_scores(folder: Path) -> None:
             file.attrs["other"] = name
     (folder / "scores").mkdir()
     files = (("expert", "expert.hdf5"), ("supplementary", "pile.hdf5"))
-    sources = {role: {"path": name, "rows": 12, "digest": digest_source(folder / name)} for role, name in files}
+    sources = {
+        role: {"path": name, "rows": 12, "episodes": 3, "digest": digest_source(folder / name)} for role, name in files
+    }
     sources["dataset"] = {"digest": digest_source(folder / "whole.hdf5"), "path": "whole.hdf5"}
     sources["bad"] = {"in_dataset": True, "lengths": [2], "numbers": [9], "rows": 2}
     write_scores(folder / "scores", sources)
