@@ -16,6 +16,7 @@ from demosift.results.scores import read_scores, standing
 from demosift.sift.filtering import filter_dataset
 from demosift.sift.scorers import NeighbourScorer
 from demosift.sift.scoring import score
+from demosift.sift.second_look import SUPPORT
 from demosift.types import InputError
 
 STEPS = 24
@@ -127,6 +128,10 @@ def test_nobody_is_an_expert(tmp_path: Path):
     assert sorted(columns["number"].tolist()) == list(range(16))
     assert [one["by"] for one in scored.summary["tasks"]] == ["agreement", "agreement"]
     assert {10, 11} <= set(columns["number"][columns["agreement_rank"] == 8].tolist())
+    # Agreement counts beside the weights of those that agree, so the two are dropped first.
+    np.testing.assert_array_equal(columns["support"], SUPPORT * columns["agreement"])
+    read = read_scores(source, tmp_path / "scores")
+    assert set(read.numbers[read.order[-2:]].tolist()) == {10, 11}
     assert filter_dataset(source, tmp_path / "scores", f"lerobot:{tmp_path / 'kept'}", episodes=14).kept_episodes == 14
     with pytest.raises(InputError, match="each of its 2 tasks has fewer than 5 episodes"):
         score(None, put(tmp_path / "few", "v3.0", episodes(8)), **SETTINGS)

@@ -23,6 +23,7 @@ from demosift.files import write_json
 from demosift.learning.cloning import ROBUST
 from demosift.learning.fit import fit
 from demosift.report.drawing import PALETTE, figure, save
+from demosift.results.scores import merit
 from demosift.sift.agreement import measure_agreement
 from demosift.sift.scoring import score
 from demosift.simulation.evaluation import evaluate
@@ -56,6 +57,14 @@ def by_agreement(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: n
     """Without an expert: how well an episode agrees with the others."""
     assert data.supplementary is not None
     return -measure_agreement(DatasetRows(data.supplementary)).rank.astype(np.float64)
+
+
+def by_nobody(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: np.random.Generator) -> Score:
+    """As `demosift score --expert none` orders all episodes: by agreement, and by weights against those that agree."""
+    assert data.supplementary is not None
+    columns = score(None, data.supplementary).episodes()
+    best = merit(columns["log_weight"], columns.get("finish"), support=columns["support"])
+    return best[np.argsort(columns["number"])]
 
 
 def by_triage(data: Demonstrations, bad: Bool[np.ndarray, "episodes"], rng: np.random.Generator) -> Score:
@@ -97,6 +106,7 @@ RANKINGS: dict[str, Callable[[Demonstrations, Bool[np.ndarray, "episodes"], np.r
     "score": by_score,
     "agreement": by_agreement,
     "triage": by_triage,
+    "nobody": by_nobody,
 }
 
 

@@ -170,7 +170,9 @@ def ranking_note(threshold: float, known: Sequence[str], texts: Sequence[str]) -
     """What the columns are, and by which of them episodes are ranked."""
     ranked = "Episodes are ranked by weight"
     if "second_look" in known:
-        ranked += ", or by the second look where that is better, and by the support of similar episodes"
+        ranked += ", or by the second look where that is better, and by how well they agree with the others"
+    elif "agreement_rank" in known:
+        ranked += " and by how well they agree with the others"
     if "finish" in known:
         ranked += f"; those that went less than {EARLY:.0%} of the way come last"
     ranked += "; each within its task." if "task" in texts else "."

@@ -57,7 +57,7 @@ from demosift.sift.finish import measure_finish
 from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
 from demosift.sift.scorers import DEFAULT, Scorer, held_out_features, make_scorer
-from demosift.sift.second_look import look_again, possible
+from demosift.sift.second_look import SUPPORT, look_again, possible
 from demosift.sift.training_sample import Survey, TrainingSample, draw_training_sample, survey
 from demosift.sift.weighing import Weigher, weigh_rows
 from demosift.types import Dataset, InputError
@@ -515,6 +515,7 @@ def _score(
         columns["support"] = second.support
     if agreement is not None:
         columns |= {name: values[agreement.order] for name, values in agreement.columns.items()}
+        columns["support"] = SUPPORT * columns["agreement"]
         if isinstance(supplementary, Dataset):
             numbers = agreement.order
     fold, num_episodes = found.plan.fold, len(sources[0].episode_ends)
