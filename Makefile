@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # By file, since its tests share compiled programs; in the order of tests/conftest.py, which starts the longest first.
-PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A worker that crashes ends the run: xdist would wait for what it should have done.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: demo test test-all test-neighbours docs bench dist versions fuzz clean
 

@@ -52,6 +52,7 @@ OBS_DIM, ACTION_DIM = 3, 2
 SEED = 2  # every batch of its ten steps has a terminal: `random_dataset` says why it must
 CHUNK, STEPS = 5, 10  # ten steps, as two calls of the same program
 KINDS = ("continuous", "discrete")
+MOST_MAPPINGS = 20_000  # of the 65,530 that are allowed
 # Sift trains on scores, so it has tests of its own (test_recipe.py).
 COMBINATIONS = [(name, kind) for name in REGISTRY if name != "sift" for kind in KINDS]
 
@@ -185,6 +186,15 @@ def no_defects(details: Path, request: pytest.FixtureRequest) -> Iterator[None]:
         path.unlink()
     if found and not request.node.get_closest_marker("defect"):
         pytest.fail(f"an internal error of the command line:\n{found[0][1]}", pytrace=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """Each compiled program maps some memory, and a process that has more mappings than Linux allows crashes."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and len(mappings.read_bytes().splitlines()) > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture
