@@ -1,5 +1,7 @@
 """Trackers: callbacks that send metrics to TensorBoard or Weights & Biases, each an optional extra."""
 
+import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,23 +37,36 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: str | Path) -> None:
         try:
-            from tensorboardX import SummaryWriter
+            # Not `SummaryWriter`: it writes from a thread, which loses the last rows of a process that ends.
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event  # type: ignore[attr-defined]
+            from tensorboardX.summary import scalar
         except ImportError as error:
             raise InputError("TensorBoard output needs the extra: pip install 'demosift[tensorboard]'") from error
-        self._folder, self._open = Path(folder), SummaryWriter
+        self._folder, self._open, self._event, self._scalar = Path(folder), EventsWriter, Event, scalar
         with own_folder(self._folder):  # it can be written to, which is better known before training
             pass
         self._writers: dict[int, Any] = {}
+        weakref.finalize(self, close_all, self._writers)
 
     def log(self, rows: list[Row]) -> None:
         for row in rows:
             member = row["member"]
             if member not in self._writers:
-                self._writers[member] = self._open(str(self._folder / f"member-{member}"))
+                place = self._folder / f"member-{member}"
+                place.mkdir(parents=True, exist_ok=True)
+                self._writers[member] = self._open(str(place / "events"))
             for key, value in scalars(row).items():
-                self._writers[member].add_scalar(key, value, row["iteration"])
+                summary = self._scalar(key, value)
+                event = self._event(wall_time=time.time(), step=row["iteration"], summary=summary)
+                self._writers[member].write_event(event)
         for writer in self._writers.values():
             writer.flush()
+
+
+def close_all(writers: Mapping[int, Any]) -> None:
+    for writer in writers.values():
+        writer.close()
 
 
 class WandB(Tracker):
