@@ -36,9 +36,8 @@ install_import_hook([f"demosift.{name}" for name in (*MATHS, "algorithms")], "co
 
 from demosift.algorithms import REGISTRY, Algorithm  # noqa: E402
 from demosift.learning import fit as train  # noqa: E402
-from demosift.learning import members as programs  # noqa: E402
-from demosift.learning import program  # noqa: E402
 from demosift.learning.cloning import Cloner  # noqa: E402
+from demosift.learning.cohort import Cohort  # noqa: E402
 from demosift.learning.compiled import keep_programs  # noqa: E402
 from demosift.learning.runner import Callback  # noqa: E402
 from demosift.results.run import Row, Run  # noqa: E402
@@ -141,13 +140,13 @@ def kill_at(iteration: int) -> Any:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The iterations that chunks start from, as they are trained."""
-    firsts, advance = [], programs.advance
+    firsts, advance = [], Cohort.advance
 
-    def spy(members: programs.Members, state: Any, first: int, steps: int, *more: Any) -> Any:
+    def spy(cohort: Cohort, first: int, steps: int) -> Any:
         firsts.append(first)
-        return advance(members, state, first, steps, *more)
+        return advance(cohort, first, steps)
 
-    monkeypatch.setattr(program, "advance", spy)
+    monkeypatch.setattr(Cohort, "advance", spy)
     return firsts
 
 

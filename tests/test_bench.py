@@ -8,6 +8,7 @@ from demosift.algorithms import REGISTRY, WBCUTwoStage, make_algorithm
 from demosift.bench import speed
 from demosift.bench.speed import bench, describe_collect, measure
 from demosift.learning.about import row_flops
+from demosift.learning.cohort import Cohort
 from demosift.types import InputError
 
 
@@ -33,13 +34,13 @@ def test_every_algorithm_has_its_work_counted():
 def test_a_method_with_stages_is_measured_in_its_last(monkeypatch: pytest.MonkeyPatch):
     """Its last stage is what `work` counts: there the discriminator of two-stage WBCU only weighs."""
     seen = []
-    advance = speed.advance
 
-    def spy(members: Any, state: Any, first: int, *more: Any) -> Any:
-        seen.append(first)
-        return advance(members, state, first, *more)
+    class Spy(Cohort):
+        def advance(self, first: int, steps: int) -> Any:
+            seen.append(first)
+            return super().advance(first, steps)
 
-    monkeypatch.setattr(speed, "advance", spy)
+    monkeypatch.setattr(speed, "Cohort", Spy)
     measure(make_algorithm("wbcu-two-stage", {"hidden": (16, 16), "batch_size": 8}), 1, seconds=0.01)
     assert min(seen) >= WBCUTwoStage().discriminator_iterations
 

@@ -33,8 +33,9 @@ from jaxtyping import TypeCheckError
 from demosift.algorithms import REGISTRY
 from demosift.data.normaliser import fit_normaliser
 from demosift.learning import fit as train
-from demosift.learning import losses, program
+from demosift.learning import losses
 from demosift.learning import members as programs
+from demosift.learning.cohort import Cohort
 from demosift.learning.networks import Policy as Network
 from demosift.learning.networks import TanhGaussian, apply
 from demosift.results.run import Run, load_run
@@ -233,8 +234,8 @@ def test_a_run_resumed_with_another_key_would_show(tmp_path: Path, monkeypatch: 
     fit_tiny("bc", "continuous", out=tmp_path / "whole", **options)
     with pytest.raises(Killed):
         fit_tiny("bc", "continuous", out=tmp_path / "cut", callbacks=kill_at(3 * CHUNK), **options)
-    advance = programs.advance
-    monkeypatch.setattr(program, "advance", lambda m, s, first, *more: advance(m, s, first - 2 * CHUNK, *more))
+    advance = Cohort.advance
+    monkeypatch.setattr(Cohort, "advance", lambda cohort, first, steps: advance(cohort, first - 2 * CHUNK, steps))
     fit_tiny("bc", "continuous", out=tmp_path / "cut", resume=True, **options)
     assert folder_bytes(tmp_path / "cut") != folder_bytes(tmp_path / "whole")
 

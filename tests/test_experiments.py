@@ -599,15 +599,14 @@ def test_a_padded_member_learns_what_it_learns_alone(method: str, settings: dict
 def test_padding_is_wiped_and_must_be():
     cells = two_environments("wbcu", {"gradient_penalty": 10.0})
     kept, wiped = make_program(cells), make_program(cells)
-    masks = kept.members.algorithm.masks  # type: ignore[attr-defined]
-    everything = [None if mask is None else np.ones_like(mask) for mask in masks]
-    kept.members = kept.members._replace(
-        algorithm=padding.Padded(kept.members.algorithm.algorithm, everything)  # type: ignore
-    )
+    masks = jax.tree.map(lambda *parts: np.concatenate(parts), *(part.algorithm.masks for part in kept.cohort.parts))
+    for place, part in enumerate(kept.cohort.parts):
+        everything = [None if mask is None else np.ones_like(mask) for mask in part.algorithm.masks]
+        kept.cohort.parts[place] = part._replace(algorithm=padding.Padded(part.algorithm.algorithm, everything))
     inside = []
     for each in (kept, wiped):
         each.advance(0, ITERATIONS)
-        leaves = zip(jax.tree.leaves(each.state), masks, strict=True)
+        leaves = zip(jax.tree.leaves(each.cohort.state), masks, strict=True)
         inside.append(max(np.abs(np.where(mask, 0.0, leaf)).max() for leaf, mask in leaves if mask is not None))
     assert inside[1] == 0.0
     assert inside[0] > 0.0

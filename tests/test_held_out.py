@@ -110,7 +110,7 @@ def test_training_never_sees_them(weighted: bool, monkeypatch: pytest.MonkeyPatc
     held = choose_held_out(data, 0.2)
     (program,) = given
     normaliser = program.each[0].normaliser
-    obs = np.asarray(program.members.shared.union.obs)
+    obs = np.asarray(program.cohort.parts[0].shared.union.obs)
     assert len(obs) == 300 - 48
     np.testing.assert_allclose(obs, normaliser.apply(data.union.obs[~held]), rtol=1e-6)
     np.testing.assert_allclose(normaliser.shift, -plain.supplementary.transitions.obs.mean(axis=0), rtol=1e-4)

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -29,7 +29,7 @@ from demosift.sift.calibration import (
 )
 from demosift.sift.scorers import SCORERS, ContrastScorer, make_scorer
 from demosift.sift.scoring import Scored, score
-from demosift.sift.training import Models
+from demosift.sift.training import EarlyStopping
 from demosift.tasks.recipes import make_task
 from demosift.types import Dataset, InputError, Transitions
 
@@ -284,12 +284,13 @@ def test_the_spread_is_the_sample_deviation_over_members(
     np.testing.assert_allclose(found.spread, spread)
 
 
-def test_the_best_state_is_a_copy(monkeypatch: pytest.MonkeyPatch):
-    """On a GPU all models are one group, and the next iterations reuse the memory of the state before."""
-    monkeypatch.setattr(jnp, "concatenate", lambda arrays: arrays[0])  # what newer versions of JAX do with one array
-    models = Models([], [], 0, ThreadPoolExecutor(1))
-    models.states = [{"kernel": jnp.ones(3)}]
-    assert models.state["kernel"] is not models.states[0]["kernel"]
+def test_the_best_state_is_a_copy():
+    """The next iterations reuse the memory of the state before, where it is of one part."""
+    models = SimpleNamespace(first=0, cohort=SimpleNamespace(state={"kernel": jnp.ones(3)}))
+    stopping = EarlyStopping(None, models, 1, None, lambda count: None)
+    stopping.on_log(1, {"held_out_loss": np.float32(1.0)})
+    assert stopping.best is not None
+    assert stopping.best.state["kernel"] is not models.cohort.state["kernel"]
 
 
 def test_rewards_and_next_states_are_not_read():

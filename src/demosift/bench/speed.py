@@ -19,7 +19,9 @@ from jaxtyping import Array, Float
 from demosift.algorithms import REGISTRY, Algorithm
 from demosift.data.normaliser import Normaliser
 from demosift.files import provenance
-from demosift.learning.members import Precision, advance, check_precision, every_member, init_members, stack_members
+from demosift.learning.cohort import Cohort
+from demosift.learning.members import Precision, check_precision, every_member, init_members, stack_members
+from demosift.simulation.cores import core_threads
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 OBS_DIM, ACTION_DIM = 11, 3  # Hopper's
@@ -56,7 +58,7 @@ def products(x: Float[Array, "*members rows n"], w: Float[Array, "*members n n"]
 def matmul_call(
     rows: int, width: int, members: int, precision: Precision = "float32"
 ) -> tuple[Callable[[], Array], float]:
-    """XLA's dot at training's shapes, and its FLOPs. It is batched except on a CPU, where members take turns."""
+    """XLA's dot at training's shapes, and its FLOPs. It is batched except on a CPU, where members have a core each."""
     key = jax.random.key(0)
     w = jnp.linalg.qr(jax.random.normal(key, (width, width)))[0]
     x = jax.random.normal(key, (rows, width))
@@ -64,9 +66,12 @@ def matmul_call(
     if not cpu:
         x, w = (jnp.broadcast_to(array, (members, *array.shape)) + 0.0 for array in (x, w))
     x, w = (array.astype(precision) for array in (x, w))
-    flops = 3 * 2 * rows * width * width * (1 if cpu else members)
+    flops = 3 * 2 * rows * width * width * members
     repeats = calls_per_round(flops)
-    return lambda: products(x, w, repeats), flops * repeats
+    if not cpu or members == 1:
+        return lambda: products(x, w, repeats), flops * repeats
+    threads, call = core_threads(), lambda _: products(x, w, repeats).block_until_ready()
+    return lambda: list(threads.map(call, range(members))), flops * repeats
 
 
 def calls_per_round(flops: float) -> int:
@@ -91,18 +96,13 @@ def measure(algorithm: Algorithm, num_members: int, seconds: float, precision: P
     """The median iterations per second of one algorithm, all members together, and the bound measured beside it."""
     data, normaliser = synthetic_data(), Normaliser.identity(OBS_DIM)
     members = stack_members(every_member([algorithm], range(num_members), [data], [normaliser]))
-    state = init_members(members)
+    cohort = Cohort(members, init_members(members), precision)
     work = algorithm.work()
     flops = sum(w.flops for w in work)
     steps = calls_per_round(flops * num_members)
-
-    def chunk() -> Any:
-        nonlocal state
-        state, metrics = advance(members, state, LATE, steps, precision)
-        return state, metrics
-
     products = {w.rows: matmul_call(w.rows, algorithm.hidden[0], num_members, precision) for w in work}
-    times = interleave({"chunk": chunk, **{rows: call for rows, (call, _) in products.items()}}, seconds)
+    calls = {rows: call for rows, (call, _) in products.items()}
+    times = interleave({"chunk": lambda: cohort.advance(LATE, steps), **calls}, seconds)
     least = sum(w.flops * times[w.rows] / products[w.rows][1] for w in work)  # seconds of the products alone, by round
     taken = times["chunk"] / (steps * num_members)
     return {

@@ -117,8 +117,7 @@ class HeldOut(Trainee):
 
     def advance(self, position: int, steps: int) -> Metrics:
         metrics = self.program.advance(position, steps)
-        networks = self.program.algorithm.policy(self.program.state)
-        loss = action_loss(networks, *self.rows, self.program.ensemble)
+        loss = action_loss(self.program.networks(), *self.rows, self.program.ensemble)
         if self.patience is not None:
             self.position = position + steps
             self.compare(np.asarray(loss))

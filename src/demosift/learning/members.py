@@ -1,4 +1,4 @@
-"""Members: seeds and settings that share shapes, trained in one compiled program.
+"""Members: seeds and settings that share shapes, trained by one compiled program.
 
     jit(vmap(scan(step)))
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,11 @@ import numpy as np
 
 from demosift.learning.acting import numpy_policy
 from demosift.learning.algorithm import Metrics, State
+from demosift.learning.cohort import Cohort
 from demosift.learning.members import (
     Member,
     Members,
     Precision,
-    advance,
     fill,
     init_members,
     load_members,
@@ -36,14 +37,13 @@ class Program(Trainee):
         self.each = with_ensemble(members, ensemble)
         self.ensemble = ensemble
         self.algorithm = self.each[0].algorithm
-        self.precision: Precision = precision
         self.groups = group_by_environment(self.each)
         self.sizes = [sizes_of(self.each[group[0]]) for group in self.groups]
         self.common = Sizes(*(max(size) for size in zip(*self.sizes, strict=True)))
         self.padded = len(set(self.sizes)) > 1
         self.kinds = axis_kinds(self.algorithm) if self.padded else []
         self.policy_kinds = axis_kinds(self.algorithm, self.algorithm.policy) if self.padded else []
-        self.members, self.state = self._place()
+        self.cohort = Cohort(*self._place(), precision)
 
     def __len__(self) -> int:
         return len(self.each) // self.ensemble
@@ -72,14 +72,18 @@ class Program(Trainee):
 
     def advance(self, position: int, steps: int) -> Metrics:
         """Start the next iterations. A padded policy's loss is left out of the metrics, since padding shifts it."""
-        self.state, metrics = advance(self.members, self.state, position, steps, self.precision)
+        metrics = self.cohort.advance(position, steps)
         if self.ensemble > 1:
             metrics = {name: jnp.nanmean(value.reshape(-1, self.ensemble), axis=1) for name, value in metrics.items()}
         return {name: value for name, value in metrics.items() if not (self.padded and name == "policy_loss")}
 
+    def networks(self) -> Any:
+        """The policies as the algorithm has them, of all members together."""
+        return self.algorithm.policy(self.cohort.state)
+
     def policies(self) -> list[Group]:
         """The policies of each environment; nothing else leaves the device."""
-        leaves, structure = jax.tree.flatten(jax.device_get(self.algorithm.policy(self.state)))
+        leaves, structure = jax.tree.flatten(jax.device_get(self.networks()))
         found = []
         for group, sizes in zip(self.groups, self.sizes, strict=True):
             own = [np.asarray(leaf)[np.array(group)] for leaf in leaves]
@@ -94,10 +98,10 @@ class Program(Trainee):
 
     def capture(self) -> Arrays:
         """All that training needs to continue."""
-        return named_arrays(self.state)
+        return named_arrays(self.cohort.state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.state = fill(self.state, checkpoint.arrays)
+        self.cohort.state = fill(self.cohort.state, checkpoint.arrays)
 
 
 def gather(policy: Policy, size: int) -> Policy:

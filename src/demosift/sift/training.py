@@ -6,7 +6,6 @@ same number of iterations: until their mean held-out loss is least. Nothing else
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from demosift.algorithms import Batch
-from demosift.learning.members import Draw, Members, advance, init_members, over_members
+from demosift.learning.cohort import Cohort
+from demosift.learning.members import Draw, Members, init_members, over_members
 from demosift.learning.pieces import in_pieces
 from demosift.learning.runner import Callback, HostMetrics, Schedule, Trainee, run
 from demosift.sift.discriminators import Part
 from demosift.sift.training_sample import TrainingSample
-from demosift.simulation.cores import core_threads
 from demosift.types import Transitions
 
 HELD_OUT = 2_048  # rows of each set that a held-out loss is taken over
@@ -135,28 +134,21 @@ class Trained(NamedTuple):
 
 
 class Models(Trainee):
-    """All models of a part, in groups that are programs of their own."""
+    """All models of a part."""
 
-    def __init__(
-        self, groups: Sequence[Members], held_out: Sequence[Members], first: int, threads: ThreadPoolExecutor
-    ) -> None:
-        self.groups, self.held_out, self.first, self.threads = list(groups), list(held_out), first, threads
-        self.states: list[Any] = []
+    def __init__(self, members: Members, state: Any, held_out: Members, first: int) -> None:
+        self.cohort, self.size, self.first = Cohort(members, state), len(members.seed), first
+        self.held_out = self.cohort.cut(held_out)
 
     def __len__(self) -> int:
-        return sum(len(group.seed) for group in self.groups)
+        return self.size
 
     def advance(self, position: int, steps: int) -> dict[str, Any]:
-        def one(group: int) -> float:
-            self.states[group], _ = advance(self.groups[group], self.states[group], self.first + position, steps)
-            return float(_held_out_loss(self.held_out[group], self.states[group]))
+        def loss(place: int) -> float:
+            return float(_held_out_loss(self.held_out[place], self.cohort.states[place]))
 
-        return {"held_out_loss": np.mean(list(self.threads.map(one, range(len(self.groups)))))}
-
-    @property
-    def state(self) -> Any:
-        """A copy: the next iterations reuse the memory of the states, and one array alone is not concatenated."""
-        return jax.tree.map(lambda *arrays: jnp.copy(jnp.concatenate(arrays)), *self.states)
+        self.cohort.advance(self.first + position, steps)
+        return {"held_out_loss": np.mean(self.cohort.over_parts(loss))}
 
 
 class EarlyStopping(Callback):
@@ -169,18 +161,14 @@ class EarlyStopping(Callback):
     def on_log(self, position: int, metrics: HostMetrics) -> bool:
         iteration, loss = self.models.first + position, float(metrics["held_out_loss"])
         if self.best is None or loss < self.best.loss:
-            self.best = Trained(self.part, self.models.state, iteration, loss)
+            self.best = Trained(self.part, jax.tree.map(jnp.copy, self.models.cohort.state), iteration, loss)
         self.report(position - self.position)
         self.position = position
         return iteration - self.best.iteration >= self.patience
 
 
 class Trainer:
-    """Trains parts on a sample. `report` counts every iteration that is done or turns out not to be needed.
-
-    On a CPU each model is a program of its own, and as many run at a time as there are cores: their matrix products are
-    too small to be shared among cores.
-    """
+    """Trains parts on a sample. `report` counts every iteration that is done or turns out not to be needed."""
 
     def __init__(self, sample: TrainingSample, seed: int, report: Report) -> None:
         self.sample, self.report = sample, report
@@ -188,29 +176,18 @@ class Trainer:
         seeds = np.random.SeedSequence([seed, 3]).generate_state(sample.plan.num_models) >> 1
         self.seeds = jnp.asarray(seeds.astype(np.int32))
         self.held_out = held_out_rows(sample, seed)
-        together = 1 if jax.default_backend() == "cpu" else len(seeds)
-        self.groups = [slice(first, first + together) for first in range(0, len(seeds), together)]
 
     def train(
         self, part: Part, slots: Slots, iterations: int, every: int, patience: int, since: Trained | None = None
     ) -> Trained:
         """At most `iterations`, from the start or from the models of an earlier training."""
         part = jax.tree.map(lambda value: jnp.full(len(self.seeds), value, jnp.float32), part)
-
-        def grouped(own_slots: Slots) -> list[Members]:
-            stacked = (part, self.seeds, own_slots)
-            own = (jax.tree.map(lambda array, of=of: array[of], stacked) for of in self.groups)
-            return [Members(of_part, seeds, self.rows, slots) for of_part, seeds, slots in own]
-
-        with core_threads() as threads:
-            first = 0 if since is None else since.iteration
-            models = Models(grouped(slots), grouped(self.held_out), first, threads)
-            if since is None:
-                models.states = [init_members(group) for group in models.groups]
-            else:
-                models.states = [jax.tree.map(lambda a, of=of: jnp.copy(a[of]), since.state) for of in self.groups]
-            stopping = EarlyStopping(part, models, patience * every, since, self.report)
-            run(models, Schedule(iterations, chunk=every), callbacks=[stopping])
+        members = Members(part, self.seeds, self.rows, slots)
+        state = init_members(members) if since is None else jax.tree.map(jnp.copy, since.state)
+        first = 0 if since is None else since.iteration
+        models = Models(members, state, members._replace(own=self.held_out), first)
+        stopping = EarlyStopping(part, models, patience * every, since, self.report)
+        run(models, Schedule(iterations, chunk=every), callbacks=[stopping])
         self.report(iterations - stopping.position)
         assert stopping.best is not None
         return stopping.best
