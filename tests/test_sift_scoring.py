@@ -286,9 +286,10 @@ def test_the_spread_is_the_sample_deviation_over_members(
 
 def test_the_best_state_is_a_copy():
     """The next iterations reuse the memory of the state before, where it is of one part."""
-    models = SimpleNamespace(first=0, cohort=SimpleNamespace(state={"kernel": jnp.ones(3)}))
-    stopping = EarlyStopping(None, models, 1, None, lambda count: None)
-    stopping.on_log(1, {"held_out_loss": np.float32(1.0)})
+    models: Any = SimpleNamespace(first=0, cohort=SimpleNamespace(state={"kernel": jnp.ones(3)}))
+    part: Any = None
+    stopping = EarlyStopping(part, models, 1, None, lambda count: None)
+    stopping.on_log(1, {"held_out_loss": np.array(1.0)})
     assert stopping.best is not None
     assert stopping.best.state["kernel"] is not models.cohort.state["kernel"]
 

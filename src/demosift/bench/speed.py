@@ -57,7 +57,7 @@ def products(x: Float[Array, "*members rows n"], w: Float[Array, "*members n n"]
 
 def matmul_call(
     rows: int, width: int, members: int, precision: Precision = "float32"
-) -> tuple[Callable[[], Array], float]:
+) -> tuple[Callable[[], Any], float]:
     """XLA's dot at training's shapes, and its FLOPs. It is batched except on a CPU, where members have a core each."""
     key = jax.random.key(0)
     w = jnp.linalg.qr(jax.random.normal(key, (width, width)))[0]
