@@ -1,7 +1,7 @@
 """Does the diagnosis tell the truth? `python results/recipe/diagnosis.py OUT.json --replay DIR`, best on a GPU.
 
 Twenty piles in each environment, from nothing useful to all useful; on each of them BC, NBCU, two-stage WBCU and sift,
-all with the robust recipe and five networks, so that they differ in nothing but rows and weights. OUT.json has a row
+all with the robust recipe and `--ensemble` networks, so that they differ in nothing but rows and weights. OUT.json has a row
 for each pile: what `score` measured and advised, and the normalised score of every method (20 episodes).
 `python results/recipe/diagnosis.py OUT.json --judge` prints what following the advice costs.
 """
@@ -100,14 +100,17 @@ def evidence_of(summary: dict[str, Any]) -> dict[str, Any]:
         "useless": all(max(own["slopes"]) == 0 for own in summary["coefficients"]),
         "separated_by": next((found["text"] for found in told["warnings"] if found["separates"]), ""),
         "same_rows": False,
+        "covered": told["states"]["covered"],
+        "like_episodes": told["expert_like"]["episodes"],
         "effective": told["effective_sample_size"]["union"]["rows"],
         "auc": summary["held_out"]["auc"],
     }
 
 
-def measure(out: Path, envs: list[str], replay: str, iterations: int, episodes: int, piles: list[int]) -> None:
+def measure(options: argparse.Namespace) -> None:
+    out, replay, piles = options.out, options.replay, options.piles
     rows = json.loads(out.read_text()) if out.exists() else []
-    for env in envs:
+    for env in options.envs:
         if any(row["env"] == env for row in rows):
             continue
         spec = environments.resolve(env)
@@ -116,7 +119,14 @@ def measure(out: Path, envs: list[str], replay: str, iterations: int, episodes: 
         data = [make_pile(*each) for each in arguments]
         weighted = [replace(own, weight=weight) for own, (weight, _) in zip(data, scored, strict=True)]
         found = {
-            name: train(method, weighted if name == "sift" else data, spec, iterations, episodes)
+            name: train(
+                method,
+                weighted if name == "sift" else data,
+                spec,
+                options.iterations,
+                options.episodes,
+                options.ensemble,
+            )
             for name, method in METHODS.items()
         }
         for place, (index, (_, summary)) in enumerate(zip(piles, scored, strict=True)):
@@ -136,17 +146,18 @@ def measure(out: Path, envs: list[str], replay: str, iterations: int, episodes: 
 def judge(rows: list[dict[str, Any]], again: bool = True) -> dict[str, Any]:
     """How often the advised method is the best or within three points of it, and what following the advice costs.
 
-    "Cannot tell" counts as the method that its reason names as safe: BC.
+    "Cannot tell" counts as the method that its reason names as safe: BC. So does a method that was not trained here.
     """
     hits, costs, always = [], [], {name: [] for name in METHODS}
-    unknown = 0
+    unknown, elsewhere = 0, 0
     for row in rows:
         evidence = {key: value for key, value in row["evidence"].items() if key in Evidence._fields}
         method = advise(Evidence(**evidence)).method if again else row["advised"]
         unknown += method is None
+        elsewhere += method is not None and method not in METHODS
         scores = {name: -1.0 if score is None else score for name, score in row["scores"].items()}
         best = max(scores.values())
-        lost = best - scores[method or "bc"]
+        lost = best - scores.get(method, scores["bc"])
         hits.append(lost <= WITHIN)
         costs.append(lost)
         for name in METHODS:
@@ -157,6 +168,7 @@ def judge(rows: list[dict[str, Any]], again: bool = True) -> dict[str, Any]:
         "cost of the advice": round(float(np.mean(costs)), 3),
         "largest cost": round(float(np.max(costs)), 3),
         "cannot tell": unknown,
+        "another method": elsewhere,
         "cost of always": {name: round(float(np.mean(lost)), 3) for name, lost in always.items()},
     }
 
@@ -167,12 +179,13 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=list(environments.IN_THE_PAPER))
     parser.add_argument("--replay", help="folder in which collect wrote each environment")
     parser.add_argument("--iterations", type=int, default=25_000)
+    parser.add_argument("--ensemble", type=int, default=5, help="networks of every policy")
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--piles", type=int, nargs="+", default=list(range(len(PILES))))
     parser.add_argument("--judge", action="store_true")
     options = parser.parse_args()
     if not options.judge:
-        measure(options.out, options.envs, options.replay, options.iterations, options.episodes, options.piles)
+        measure(options)
     rows = json.loads(options.out.read_text())
     halves = {"tuned on": ("hopper", "halfcheetah"), "reported": ("walker2d", "ant")}
     for name, envs in halves.items():

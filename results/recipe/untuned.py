@@ -1,7 +1,7 @@
 """Environments that no setting was tuned on: `python results/recipe/untuned.py OUT.json`, defaults untouched.
 
-BC, NBCU, sift and the oracle (all with the robust recipe and five networks) on noisy-expert and medium-expert tasks of
-five seeds; OUT.json has the normalised score of every seed. LunarLander, whose actions are discrete, needs Box2D
+BC, NBCU, sift and the oracle (all with the robust recipe; sift and the oracle with five networks, the other two with
+`--networks`) on noisy-expert and medium-expert tasks; OUT.json has the normalised score of every seed. LunarLander, whose actions are discrete, needs Box2D
 (`pip install box2d`); its expert clones Gymnasium's own heuristic from 200 episodes, and its medium policy from two.
 """
 
@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=25_000)
     parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--networks", type=int, default=5, help="of BC and NBCU")
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
     for env in options.envs:
@@ -116,7 +117,8 @@ def main() -> None:
         for method in METHODS:
             given = {"sift": weighted, "oracle": oracle}.get(method, data)
             name = "bc" if method == "oracle" else method
-            returns = train(name, given, spec, options.iterations, options.episodes)
+            ensemble = 5 if method in ("sift", "oracle") else options.networks
+            returns = train(name, given, spec, options.iterations, options.episodes, ensemble)
             scores = [None if one is None else round((one - random) / (expert - random), 4) for one in returns]
             for place, recipe in enumerate(RECIPES):
                 own[recipe][method] = scores[place * options.seeds : (place + 1) * options.seeds]
