@@ -1,7 +1,7 @@
 """Does the diagnosis tell the truth? `python results/recipe/diagnosis.py OUT.json --replay DIR`, best on a GPU.
 
 Twenty piles in each environment, from nothing useful to all useful; on each of them BC, NBCU, two-stage WBCU and sift,
-all with the robust recipe and `--ensemble` networks, so that they differ in nothing but rows and weights. OUT.json has a row
+all with the robust recipe and as many networks, so that they differ in nothing but rows and weights. OUT.json has a row
 for each pile: what `score` measured and advised, and the normalised score of every method (20 episodes).
 `python results/recipe/diagnosis.py OUT.json --judge` prints what following the advice costs.
 """

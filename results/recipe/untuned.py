@@ -1,8 +1,9 @@
 """Environments that no setting was tuned on: `python results/recipe/untuned.py OUT.json`, defaults untouched.
 
 BC, NBCU, sift and the oracle (all with the robust recipe; sift and the oracle with five networks, the other two with
-`--networks`) on noisy-expert and medium-expert tasks; OUT.json has the normalised score of every seed. LunarLander, whose actions are discrete, needs Box2D
-(`pip install box2d`); its expert clones Gymnasium's own heuristic from 200 episodes, and its medium policy from two.
+`--networks`) on noisy-expert and medium-expert tasks; OUT.json has the normalised score of every seed. LunarLander,
+whose actions are discrete, needs Box2D (`pip install box2d`); its expert clones Gymnasium's own heuristic from 200
+episodes, and its medium policy from two.
 """
 
 import argparse
