@@ -125,11 +125,13 @@ def test_a_file_numbers_its_episodes_itself(tmp_path: Path):
             episodes_where(source, wrong)
 
 
-@pytest.mark.parametrize("target", ["pile.hdf5", "lerobot:folder"])
+@pytest.mark.parametrize("target", ["pile.hdf5", "lerobot:folder", "npz:episodes"])
 def test_episodes_by_a_column(tmp_path: Path, target: str):
     source = put(tmp_path, target)
     assert str(episodes_where(source, "origin=0")) == f"0-{GOOD - 1}"
     assert str(episodes_where(source, "origin>=1")) == f"{GOOD}-{GOOD + BAD - 1}"
+    with pytest.raises(InputError, match=r"colour: no such column.*; there are .*origin"):
+        episodes_where(source, "colour=red")
 
 
 def test_episodes_by_an_info_of_minari(tmp_path: Path):
@@ -139,8 +141,48 @@ def test_episodes_by_an_info_of_minari(tmp_path: Path):
         origin = open_rows(f"{source}::{episodes}").origin
         assert origin is not None
         assert set(origin.code.tolist()) == {code}
+    with pytest.raises(InputError, match=r"no such column.*; there are .*origin"):
+        episodes_where(source, "colour=red")
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_episodes_by_an_info_of_minaris_other_storages(tmp_path: Path, data_format: str):
+    import gymnasium
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    box = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    data = tmp_path / "folder-v0" / "data"
+    data.mkdir(parents=True)
+    stored = MinariStorage.new(data, box, box, data_format=data_format)
+    stored.update_episodes(
+        EpisodeBuffer(
+            id=number,
+            observations=list(np.zeros((4, 2), np.float32)),
+            actions=list(np.zeros((3, 2), np.float32)),
+            rewards=[0.0] * 3,
+            terminations=[False] * 3,
+            truncations=[False, False, True],
+            infos={"success": [False, False, number != 1]},
+        )
+        for number in range(3)
+    )
+    source = f"minari:{tmp_path / 'folder-v0'}"
+    assert str(episodes_where(source, "success=1")) == "0,2"
     with pytest.raises(InputError, match="no such column"):
         episodes_where(source, "colour=red")
+
+
+def test_files_of_several_episodes_have_no_facts(tmp_path: Path):
+    """Their numbers would be those of other episodes."""
+    source = put(tmp_path, "npz:episodes")
+    path = tmp_path / "episodes" / "episode_00003.npz"
+    with np.load(path) as file:
+        arrays: dict[str, Any] = dict(file)
+    arrays["terminals"][5] = True
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match="no such column"):
+        episodes_where(source, "origin=0")
 
 
 def test_success_is_what_lerobot_calls_so(tmp_path: Path):

@@ -4,9 +4,10 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from demosift.data.actions import ActionMode, check_mode, shared_action_space
 from demosift.data.changes import ChangeRows, by_changes
 from demosift.data.checks import check_memory, check_pair, check_same_keys, check_state
 from demosift.data.episodes import Episodes, choose_episodes, holds, open_episodes, parse_condition
+from demosift.data.format import Format
 from demosift.data.formats import (
     EPISODES,
     WITHOUT,
@@ -42,6 +44,8 @@ from demosift.data.recording import (
 from demosift.data.rows import DatasetRows, FileRows, RowSource, open_part_rows
 from demosift.files import check_apart, expanded, reserved
 from demosift.types import Bounds, Dataset, Demonstrations, InputError
+
+MOST_NAMED = 12  # names that a message lists
 
 __all__ = [
     "RowSource",
@@ -193,14 +197,24 @@ def episodes_where(source: Source, condition: str) -> Episodes:
     name, how, wanted = parse_condition(condition)
     place, _ = split_options(source)
     found = format_of(source)
-    facts = {} if found.facts is None else found.facts(place, name)
-    if not facts:
-        raise InputError(f"{place}: {name}: no such column, attribute or filter key that tells episodes apart")
+    facts = _facts(found, place, name, "that tells episodes apart")
     numbers = [number for number, value in facts.items() if holds(value, how, wanted)]
     if not numbers:
         told = ", ".join(sorted({str(value)[:20] for value in facts.values()})[:5])
         raise InputError(f"{place}: {condition}: true of no episode; {name} is {told}")
     return Episodes.of(numbers)
+
+
+def _facts(found: Format, place: str, name: str, purpose: str) -> Mapping[int, Any]:
+    """What a place says of its episodes by this name; where it says nothing, the error lists the names there are."""
+    facts = {} if found.facts is None else found.facts(place, name)
+    if not facts:
+        names = () if found.fact_names is None else found.fact_names(place)
+        shown = sorted({" ".join(each.split())[:40] for each in names} - {"", name})
+        more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+        there = f"; there are {', '.join(shown[:MOST_NAMED])}{more}" if shown else ""
+        raise InputError(f"{place}: {name}: no such column, attribute or filter key {purpose}{there}")
+    return facts
 
 
 def tasks_of(source: Source, column: str | None = None) -> dict[int, str]:
@@ -212,9 +226,7 @@ def tasks_of(source: Source, column: str | None = None) -> dict[int, str]:
     found = format_of(source)
     if column is None:
         return {} if found.tasks is None else dict(found.tasks(place))
-    facts = {} if found.facts is None else found.facts(place, column)
-    if not facts:
-        raise InputError(f"{place}: {column}: no such column, attribute or filter key that names tasks")
+    facts = _facts(found, place, column, "that names tasks")
     texts = (value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in facts.values())
     return dict(zip(facts, texts, strict=True))
 

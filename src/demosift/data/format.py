@@ -1,6 +1,6 @@
 """What a format is: how its sources are recognised, read, written and filtered."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +36,7 @@ class Format:
     # is written anew.
     keep: Callable[..., None] | None = None
     facts: Callable[[str, str], Mapping[int, Any]] | None = None  # of episodes, by number: a place and a fact's name
+    fact_names: Callable[[str], Iterable[str]] | None = None  # which facts a place tells, for whoever asks for another
     options: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()  # of the files it writes, where a target needs no prefix
     tasks: Callable[[str], Mapping[int, str]] | None = None  # of episodes, by number, where a place has several tasks

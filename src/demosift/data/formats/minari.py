@@ -219,23 +219,24 @@ def _check_spaces(
 
 
 def _read_episodes(
-    name: str, data: Path, metadata: dict[str, Any], parts: Mapping[str, int] | None
+    name: str, data: Path, metadata: dict[str, Any], parts: Mapping[str, int] | None, info: str = _ORIGIN
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The stored arrays of each episode. HDF5 is read directly, so that no infos are read and no links followed.
+    """The stored arrays of each episode. HDF5 is read directly, so that no links are followed.
 
-    `parts`: those of an observation that are read, where the others are pictures.
+    Of the infos one is read, where there is one. `parts`: those of an observation that are read, where the others are
+    pictures.
     """
     if metadata["data_format"] == "hdf5":
         with open_hdf5(data / "main_data.hdf5") as file:
             num_bytes = 0
             for index in range(metadata["total_episodes"]):
-                wanted = [*_KEYS, _ORIGIN]
+                wanted = [*_KEYS, info]
                 if parts is not None:
                     wanted = [*(f"observations/{key}" for key in parts), *wanted[1:]]
                 found = {key: find_hdf5(file, f"episode_{index}/{key}") for key in wanted}
                 present = {key: array for key, array in found.items() if array is not None}
                 for key in wanted:
-                    if key not in present and key != _ORIGIN:
+                    if key not in present and key != info:
                         raise InputError(f"{name}: episode_{index}/{key}: missing in {file.filename}")
                 num_bytes += sum(array.nbytes for array in present.values())
                 check_memory(name, num_bytes)
@@ -268,7 +269,7 @@ def _read_episodes(
                 raise InputError(f"{data / str(index)}: holds no rows, but total_episodes says {len(episodes)}")
             check_claim(f"{data / str(index)}", 8 * num_rows, sum(path.stat().st_size for path in files))
         for episode in MinariStorage.read(data).get_episodes(episodes):
-            yield _stored_arrays(episode)
+            yield _stored_arrays(episode, info)
     except InputError:
         raise
     except (*damage, ArrowException) as error:
@@ -276,22 +277,39 @@ def _read_episodes(
 
 
 def minari_facts(place: str, name: str) -> dict[int, Any]:
-    """The last value of `infos/NAME` in each episode, where HDF5 stores them and an episode is one of ours."""
+    """The last value of `infos/NAME` in each episode, where each of Minari's is one of ours."""
     data = _data_folder(place)
     metadata, found = _read_metadata(place, data), []
+    for steps, values in _read_infos(place, data, metadata, name):
+        if steps is None or values is None or (steps.ndim, values.ndim) != (1, 1) or not len(values):
+            return {}
+        if np.asarray(steps[:-1]).any():  # it goes on after a terminal, and is read as several
+            return {}
+        if len(steps):  # others make no episode
+            found.append(values[-1])
+    return dict(enumerate(np.asarray(found).tolist()))
+
+
+def _read_infos(place: str, data: Path, metadata: dict[str, Any], name: str) -> Iterator[tuple[Any, Any]]:
+    """The terminations and `infos/NAME` of each episode; of HDF5 as they are stored."""
     if metadata["data_format"] != "hdf5":
-        return {}
+        for episode in _read_episodes(place, data, metadata, None, f"infos/{name}"):
+            yield episode["terminations"], episode.get(f"infos/{name}")
+        return
     with open_hdf5(data / "main_data.hdf5") as file:
         for index in range(metadata["total_episodes"]):
-            steps = find_hdf5(file, f"episode_{index}/terminations")
-            values = find_hdf5(file, f"episode_{index}/infos/{name}")
-            if steps is None or values is None or (steps.ndim, values.ndim) != (1, 1) or not len(values):
-                return {}
-            if np.asarray(steps[:-1]).any():  # it goes on after a terminal, and is read as several
-                return {}
-            if len(steps):  # others make no episode
-                found.append(values[-1])
-    return dict(enumerate(np.asarray(found).tolist()))
+            episode = f"episode_{index}"
+            yield find_hdf5(file, f"{episode}/terminations"), find_hdf5(file, f"{episode}/infos/{name}")
+
+
+def minari_fact_names(place: str) -> list[str]:
+    data = _data_folder(place)
+    if _read_metadata(place, data)["data_format"] != "hdf5":
+        return []
+    with open_hdf5(data / "main_data.hdf5") as file:
+        first = enter_hdf5(file, "episode_0") if "episode_0" in file else None
+        infos = enter_hdf5(first, "infos") if isinstance(first, h5py.Group) and "infos" in first else None
+        return list(infos) if isinstance(infos, h5py.Group) else []
 
 
 def _check_arrow(path: Path) -> None:
@@ -303,10 +321,10 @@ def _check_arrow(path: Path) -> None:
             file.get_batch(index).validate(full=True)
 
 
-def _stored_arrays(episode: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _stored_arrays(episode: Mapping[str, Any], info: str = _ORIGIN) -> dict[str, np.ndarray]:
     arrays = {key: np.asarray(episode[key]) for key in _KEYS}
-    origin = (episode.get("infos") or {}).get("origin")
-    return arrays if origin is None else {**arrays, _ORIGIN: np.asarray(origin)}
+    told = (episode.get("infos") or {}).get(info.removeprefix("infos/"))
+    return arrays if told is None else {**arrays, info: np.asarray(told)}
 
 
 def _rows(
@@ -478,4 +496,6 @@ def _stored_lengths(main: Path, metadata: dict[str, Any]) -> dict[str, int]:
         return {name: len(array) for name, array in rewards.items() if array is not None and array.size}
 
 
-FORMAT = Format("minari", is_minari, minari_parts, write_minari, minari_files, keep_minari, minari_facts)
+FORMAT = Format(
+    "minari", is_minari, minari_parts, write_minari, minari_files, keep_minari, minari_facts, minari_fact_names
+)

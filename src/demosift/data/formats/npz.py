@@ -26,7 +26,7 @@ from demosift.data.actions import stored_actions
 from demosift.data.checks import check_claim, check_memory, check_numeric, one_line, recognise
 from demosift.data.format import Format
 from demosift.data.formats.sidecar import SIDECAR, Sidecar, read_sidecar, write_sidecar
-from demosift.data.recording import Recording, check_recording, followed_rows, no_actions
+from demosift.data.recording import Recording, check_recording, episode_numbers, followed_rows, no_actions
 from demosift.data.selection import Run, Selection
 from demosift.files import atomic_folder, check_links, copy_regular, expanded, open_regular
 from demosift.types import Dataset, InputError
@@ -145,6 +145,29 @@ def record_episode(source: str, arrays: dict[str, Any], sidecar: Sidecar, holder
     return sidecar.recording(source, arrays.pop("origin", None), **arrays)
 
 
+def npz_facts(place: str, name: str) -> dict[int, Any]:
+    """The array NAME of each file, or its last entry, where every file is one episode."""
+    found, sidecar = [], read_sidecar(locate(place) / SIDECAR)
+    for path in npz_files(place):
+        if path.name == SIDECAR:
+            continue
+        arrays = read_arrays(path)
+        told = arrays.get(name)
+        if told is None or told.ndim > 1 or not told.size:
+            return {}
+        recording = record_episode(str(path), {key: array for key, array in arrays.items() if key in _KEYS}, sidecar)
+        number = len(episode_numbers(check_recording(recording)))
+        if number > 1:
+            return {}
+        if number:  # others make no episode
+            found.append(told.reshape(-1)[-1].item())
+    return dict(enumerate(found))
+
+
+def npz_fact_names(place: str) -> list[str]:
+    return [name for name, array in read_arrays(npz_files(place)[0]).items() if array.ndim < 2 and array.size]
+
+
 def keep_npz(place: str, target: str, selection: Selection) -> None:
     """The files of kept episodes; where single steps are dropped, a file per stretch of kept ones.
 
@@ -205,4 +228,4 @@ def write_npz(dataset: Dataset, target: str) -> None:
         write_sidecar(folder / SIDECAR, dataset)
 
 
-FORMAT = Format("npz", is_npz, npz_parts, write_npz, npz_files, keep_npz)
+FORMAT = Format("npz", is_npz, npz_parts, write_npz, npz_files, keep_npz, npz_facts, npz_fact_names)

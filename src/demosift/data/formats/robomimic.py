@@ -205,6 +205,12 @@ def robomimic_facts(place: str, name: str) -> dict[int, Any]:
         return {number: own[name] for number, own in attributes.items() if name in own}
 
 
+def robomimic_fact_names(place: str) -> list[str]:
+    with open_hdf5(locate(place)) as file:
+        attributes = [name for demo in list_demos(file)[:1] for name in file[f"data/{demo}"].attrs]
+        return [*map(str, filter_keys(file) or ()), *attributes]
+
+
 def _join(source: str, group: str, keys: list[str], steps: int, read: Any) -> tuple[np.ndarray, dict[str, int]]:
     columns = {}
     for key in keys:
@@ -348,5 +354,6 @@ FORMAT = Format(
     lambda place: [locate(place)],
     keep_robomimic,
     robomimic_facts,
+    robomimic_fact_names,
     options=("obs", "filter"),
 )

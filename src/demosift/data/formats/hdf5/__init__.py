@@ -5,7 +5,7 @@ from pathlib import Path
 from demosift.data.checks import looks_like_hdf5
 from demosift.data.format import Format
 from demosift.data.formats.hdf5.file import SUFFIXES, record_hdf5, write_hdf5
-from demosift.data.formats.hdf5.rows import hdf5_facts
+from demosift.data.formats.hdf5.rows import hdf5_fact_names, hdf5_facts
 from demosift.data.formats.hdf5.selection import keep_hdf5
 
 
@@ -21,5 +21,6 @@ FORMAT = Format(
     lambda place: [Path(place)],
     keep_hdf5,
     hdf5_facts,
+    hdf5_fact_names,
     suffixes=SUFFIXES,
 )

@@ -6,6 +6,7 @@ copied out of a mapping of the file, a stretch at a time, so that the memory for
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from demosift.data.actions import ActionMode, one_hot, scale_actions
-from demosift.data.checks import as_flags, as_matrix, check_lengths, check_memory, find_hdf5, open_hdf5
+from demosift.data.checks import as_flags, as_matrix, check_lengths, check_memory, enter_hdf5, find_hdf5, open_hdf5
 from demosift.data.formats.hdf5.file import ORIGIN, find_arrays, read_attributes, read_names, read_rows
 from demosift.data.recording import as_actions, as_origin, check_types, cut_episodes, drop_unfollowed
 from demosift.data.rows import BLOCK, FileRows, Layout, Rows
@@ -151,6 +152,18 @@ def hdf5_facts(place: str, name: str) -> dict[int, Any]:
             return {}
         last = rows.stored(rows.episode_ends - 1)
         return dict(enumerate(read_rows(found)[last].tolist()))
+
+
+def hdf5_fact_names(place: str) -> Iterator[str]:
+    rows = open_hdf5_rows(place)
+    with open_hdf5(rows.path) as file:
+        infos = enter_hdf5(file, "infos") if "infos" in file else None
+        inside = [f"infos/{name}" for name in infos] if isinstance(infos, h5py.Group) else []
+        for key in (*map(str, file), *inside):
+            with suppress(InputError):  # a group, or no numbers
+                found = find_hdf5(file, key)
+                if found is not None and found.shape == (rows.stored_rows,):
+                    yield key.removeprefix("infos/")
 
 
 def _read_flags(source: str, key: str, dataset: h5py.Dataset) -> Bool[np.ndarray, "rows"]:

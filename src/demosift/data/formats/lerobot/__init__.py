@@ -36,6 +36,7 @@ FORMAT = Format(
     _later("reading", "lerobot_files"),
     _later("selection", "keep_lerobot"),
     _later("reading", "lerobot_facts"),
+    _later("reading", "lerobot_fact_names"),
     options=("obs",),
     tasks=_later("tasks", "lerobot_tasks"),
 )

@@ -31,6 +31,7 @@ from demosift.files import check_links, mismatch, read_json
 from demosift.types import InputError
 
 ORIGIN = "origin"
+PLACES_OF_FRAMES = ("timestamp", "index", "frame_index", "episode_index")
 ACTION, REWARD, DONE, TRUNCATED = "action", "next.reward", "next.done", "next.truncated"
 
 NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool")
@@ -121,6 +122,11 @@ def lerobot_facts(place: str, name: str) -> dict[int, Any]:
         values = to_python(f"{shard.path}: {name}", table[name].take(pa.array(ends)))
         found |= dict(zip(episode.tolist(), values, strict=True))
     return found
+
+
+def lerobot_fact_names(place: str) -> list[str]:
+    features = read_info(place).features
+    return [name for name, own in features.items() if own["shape"] == (1,) and name not in PLACES_OF_FRAMES]
 
 
 def read_info(place: str) -> Info:
