@@ -163,7 +163,7 @@ def test_episodes_by_an_info_of_minaris_other_storages(tmp_path: Path, data_form
             rewards=[0.0] * 3,
             terminations=[False] * 3,
             truncations=[False, False, True],
-            infos={"success": [False, False, number != 1]},
+            infos={"success": [False, False, False, number != 1]},
         )
         for number in range(3)
     )
