@@ -1,5 +1,7 @@
 """Members that train apart are the members that train in one program, on whichever core each of them is."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,15 @@ from conftest import random_demonstrations, tiny
 
 from demosift.data.normaliser import Normaliser
 from demosift.learning.cohort import Cohort
-from demosift.learning.members import Members, advance, every_member, init_members, stack_members
+from demosift.learning.members import (
+    Members,
+    SharedSets,
+    advance,
+    every_member,
+    init_members,
+    load_members,
+    stack_members,
+)
 
 STEPS = 10
 
@@ -48,6 +58,30 @@ def test_elsewhere_one_program_has_them_all(monkeypatch: pytest.MonkeyPatch):
     assert cohort.parts == [members]
     assert cohort.state is state
     assert cohort.threads is None
+
+
+def test_members_that_share_data_have_it_once():
+    """Three members, two sets: as with a copy for each, and each draws from its own set."""
+    first, second = random_demonstrations(), random_demonstrations(seed=5, num_rows=40)
+    weighted = [replace(data, weight=np.arange(1.0, 1.0 + len(data.union.reward))) for data in (first, second)]
+    sources = [weighted[0], weighted[1], weighted[0]]
+    normaliser = Normaliser.identity(first.expert.obs_dim)
+    each = every_member([tiny("nbcu")], range(3), sources, [normaliser] * 3)
+    data = load_members(each)
+    assert data[2] is data[0]
+    shared, apart = stack_members(each, data), stack_members(each, [own._replace() for own in data])
+    assert isinstance(shared.shared, SharedSets)
+    assert len(shared.shared.sets.union.reward) == 2
+    assert shared.own.tolist() == [0, 1, 0]
+    assert apart.shared is None
+    key = jax.random.key(0)
+    for place in range(3):
+        one = shared.shared.of(shared.own[place])
+        alone = jax.tree.map(lambda array, place=place: array[place], apart.own)
+        batch, expected = (of.batch(of.draw(key, 64)) for of in (one, alone))
+        jax.tree.map(np.testing.assert_array_equal, batch, expected)
+    ended, expected = (advance(members, init_members(members), 0, STEPS) for members in (shared, apart))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), ended, expected)
 
 
 def test_what_fails_in_a_thread_is_raised():

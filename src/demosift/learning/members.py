@@ -64,18 +64,54 @@ class TrainingData(NamedTuple):
         return jnp.minimum(jnp.searchsorted(self.cumulative, at, side="right"), self.num_rows - 1)
 
     def batch(self, draw: "Draw") -> Batch:
+        return self.gather(draw, lambda array, index: array.at[index].get(mode="promise_in_bounds"))
+
+    def gather(self, draw: "Draw", take: Callable[[Array, Int[Array, "rows"]], Array]) -> Batch:
+        """A batch of the rows that `take` finds in each array."""
+
         def rows(index: Int[Array, "rows"]) -> Transitions:
-            return Transitions(*(array.at[index].get(mode="promise_in_bounds") for array in self.union))
+            return Transitions(*(take(array, index) for array in self.union))
 
         return Batch(
             expert=rows(draw.expert),
             union=rows(draw.union),
             supplementary=rows(draw.supplementary),
-            initial=rows(self.starts[draw.initial]),
+            initial=rows(take(self.starts, draw.initial)),
             uniform=draw.uniform,
-            weight=None if self.weight is None else self.weight[draw.union],
+            weight=None if self.weight is None else take(self.weight, draw.union),
             weighted=None if draw.weighted is None else rows(draw.weighted),
         )
+
+
+class SharedSets(NamedTuple):
+    """Data that several members share, such as the networks of an ensemble: on the device once."""
+
+    sets: TrainingData  # stacked
+
+    def of(self, which: Int[Array, ""]) -> "SharedSet":
+        return SharedSet(self.sets, which)
+
+
+class SharedSet(NamedTuple):
+    """One member's data among those of all. No array of rows is ever taken out whole."""
+
+    sets: TrainingData
+    which: Int[Array, ""]
+
+    def draws(self, key: PRNGKeyArray, iterations: Int[Array, "steps"], batch_size: int) -> tuple["Draw", PRNGKeyArray]:
+        return self.counts.draws(key, iterations, batch_size)
+
+    def draw(self, key: PRNGKeyArray, batch_size: int) -> "Draw":
+        return self.counts.draw(key, batch_size)
+
+    def batch(self, draw: "Draw") -> Batch:
+        return self.sets.gather(draw, lambda array, index: array.at[self.which, index].get(mode="promise_in_bounds"))
+
+    @property
+    def counts(self) -> TrainingData:
+        """What its draws need, which is all but the rows."""
+        own = jax.tree.map(lambda array: array[self.which], tuple(self.sets[1:]))
+        return TrainingData(self.sets.union, *own)
 
 
 class Draw(NamedTuple):
@@ -184,14 +220,19 @@ def load_members(members: Sequence[Member]) -> list[TrainingData]:
 
 
 def stack_members(members: Sequence[Member], data: Sequence[TrainingData] | None = None) -> Members:
-    """Members with data of their own each, or one set for all where they share it."""
+    """Members with data of their own each, or shared where several have the same."""
     data = load_members(members) if data is None else data
     algorithm = jax.tree.map(lambda *values: jnp.asarray(values, jnp.float32), *(each.algorithm for each in members))
     seeds = jnp.asarray([each.seed for each in members])
-    if all(each is data[0] for each in data):
+    sets = {id(each): each for each in data}
+    if len(sets) == 1:
         return Members(algorithm, seeds, shared=jax.tree.map(jnp.asarray, data[0]))
-    own = jax.tree.map(lambda *arrays: jnp.asarray(np.stack(arrays)), *data)
-    return Members(algorithm, seeds, shared=None, own=own)
+    stacked = jax.tree.map(lambda *arrays: jnp.asarray(np.stack(arrays)), *sets.values())
+    if len(sets) == len(data):
+        return Members(algorithm, seeds, shared=None, own=stacked)
+    places = {key: place for place, key in enumerate(sets)}
+    which = jnp.asarray([places[id(each)] for each in data], jnp.int32)
+    return Members(algorithm, seeds, shared=SharedSets(stacked), own=which)
 
 
 def over_members(function: Callable, members: Members, *stacked: Any) -> Any:

@@ -16,6 +16,7 @@ from demosift.learning.members import (
     Member,
     Members,
     Precision,
+    TrainingData,
     fill,
     init_members,
     load_members,
@@ -54,15 +55,17 @@ class Program(Trainee):
             members = stack_members(self.each, data)
             return members, init_members(members)
         states, masks = {}, {}
+        padded: dict[int, TrainingData] = {}  # by the data's own id: members that share data go on sharing them
         for group, sizes in zip(self.groups, self.sizes, strict=True):
             own = stack_members([self.each[i] for i in group], [data[i] for i in group])
             state = pad_state(init_members(own), self.kinds, sizes, self.common)
             for place, i in enumerate(group):
                 states[i] = jax.tree.map(lambda leaf, place=place: leaf[place], state)
                 masks[i] = [mask_of(kinds, sizes, self.common) for kinds in self.kinds]
-                data[i] = pad_data(data[i], sizes, self.common)
+                if id(data[i]) not in padded:
+                    padded[id(data[i])] = pad_data(data[i], sizes, self.common)
         order = range(len(self.each))
-        members = stack_members(self.each, data)
+        members = stack_members(self.each, [padded[id(each)] for each in data])
         stacked = [
             None if mask[0] is None else jnp.asarray(np.stack(mask))
             for mask in zip(*(masks[i] for i in order), strict=True)
