@@ -8,15 +8,17 @@ for each pile: what `score` measured and advised, and the normalised score of ev
 
 import argparse
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
-from together import score_all, train
+from together import record_pools, score_all, train
 
-from demosift.data import read_dataset
+from demosift.data import read_dataset, write_dataset
 from demosift.sift.diagnosis import Evidence, advise
 from demosift.simulation import environments
 from demosift.tasks.recipes import Sources, _concatenate, _episodes, _redraw_actions
@@ -52,6 +54,21 @@ PILES: list[tuple[dict[str, int], int]] = [
 ]
 
 
+def record(env: str, folder: str) -> None:
+    """Record what piles are drawn from once, so that every process has the same episodes."""
+    found = Sources(env, POOL)
+    for name in ("expert", "medium"):
+        path = Path(folder, f"{env}-{name}-{POOL}.hdf5")
+        if not path.exists():
+            write_dataset(getattr(found, f"{name}_pool"), path)
+
+
+@cache
+def sources(env: str, folder: str) -> Sources:
+    expert, medium = (read_dataset(Path(folder, f"{env}-{name}-{POOL}.hdf5")) for name in ("expert", "medium"))
+    return Sources(env, POOL, recorded=expert, others={"medium": medium})
+
+
 @cache
 def replay_of(env: str, folder: str) -> Dataset:
     return read_dataset(Path(folder, env, "replay.hdf5"))
@@ -65,22 +82,22 @@ def some_episodes(replay: Dataset, rows: int, share: float, rng: np.random.Gener
     return _episodes(replay, np.sort(order[: int(np.searchsorted(np.cumsum(lengths), rows)) + 1]))
 
 
-def make_pile(env: str, index: int, replay: str, pool: int = POOL) -> Demonstrations:
+def make_pile(env: str, index: int, replay: str, folder: str) -> Demonstrations:
     contents, experts = PILES[index]
     rng = np.random.default_rng([17, index])
-    sources = Sources(env, pool=pool)
-    order = rng.permutation(pool)
-    expert, rest = _episodes(sources.expert_pool, order[:experts]), order[experts:]
+    pools = sources(env, folder)
+    order = rng.permutation(POOL)
+    expert, rest = _episodes(pools.expert_pool, order[:experts]), order[experts:]
     parts = []
     for kind, count in contents.items():
         match kind:
             case "clean" | "noisy":
-                part, rest = _episodes(sources.expert_pool, rest[:count]), rest[count:]
+                part, rest = _episodes(pools.expert_pool, rest[:count]), rest[count:]
                 parts.append(_redraw_actions(part, rng) if kind == "noisy" else part)
             case "medium":
-                parts.append(_episodes(sources.medium_pool, rng.permutation(pool)[:count]))
+                parts.append(_episodes(pools.medium_pool, rng.permutation(POOL)[:count]))
             case "random":
-                parts.append(sources.random_rows(1_000 * count))
+                parts.append(pools.random_rows(1_000 * count))
             case _:
                 share = 1.0 if kind == "replay" else 1 / 3
                 parts.append(some_episodes(replay_of(env, replay), 1_000 * count, share, rng))
@@ -108,39 +125,38 @@ def evidence_of(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    out, replay, piles = options.out, options.replay, options.piles
+    out, folder = options.out, options.out.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
     rows = json.loads(out.read_text()) if out.exists() else []
-    for env in options.envs:
-        if any(row["env"] == env for row in rows):
-            continue
-        spec = environments.resolve(env)
-        arguments = [(env, index, replay) for index in piles]
-        scored = score_all(make_pile, arguments)
-        data = [make_pile(*each) for each in arguments]
-        weighted = [replace(own, weight=weight) for own, (weight, _) in zip(data, scored, strict=True)]
-        found = {
-            name: train(
-                method,
-                weighted if name == "sift" else data,
-                spec,
-                options.iterations,
-                options.episodes,
-                options.ensemble,
-            )
-            for name, method in METHODS.items()
-        }
-        for place, (index, (_, summary)) in enumerate(zip(piles, scored, strict=True)):
-            scores = {
-                name: None
-                if returns[place] is None
-                else round(float(environments.normalised_score(env, returns[place])), 4)  # type: ignore[arg-type]
-                for name, returns in found.items()
-            }
-            row = {"env": env, "pile": PILES[index][0], "expert_trajectories": PILES[index][1]}
-            told = {"advised": summary["diagnosis"]["advised"], "evidence": evidence_of(summary)}
-            rows.append({**row, **told, "scores": scores})
-            print(json.dumps(rows[-1]), flush=True)
-        out.write_text(json.dumps(rows, indent=1) + "\n")
+    done = {(row["env"], row["index"]) for row in rows}
+    todo = {env: [index for index in options.piles if (env, index) not in done] for env in options.envs}
+    arguments = [(env, index, options.replay, str(folder)) for env, piles in todo.items() for index in piles]
+    record_pools(record, [(env, str(folder)) for env in options.envs])
+    jax.devices()  # before the environment says that those who score have none
+    with ThreadPoolExecutor(1) as thread:  # what needs no scores trains meanwhile
+        scoring = thread.submit(score_all, make_pile, arguments)
+        for env, piles in todo.items():
+            if not piles:
+                continue
+            spec = environments.resolve(env)
+            data = [make_pile(env, index, options.replay, str(folder)) for index in piles]
+            how = (spec, options.iterations, options.episodes, options.ensemble)
+            found = {name: train(method, data, *how) for name, method in METHODS.items() if name != "sift"}
+            scored = [one for one, each in zip(scoring.result(), arguments, strict=True) if each[0] == env]
+            weighted = [replace(own, weight=weight) for own, (weight, _) in zip(data, scored, strict=True)]
+            found["sift"] = train("sift", weighted, *how)
+            for place, (index, (_, summary)) in enumerate(zip(piles, scored, strict=True)):
+                scores = {
+                    name: None
+                    if returns[place] is None
+                    else round(float(environments.normalised_score(env, returns[place])), 4)  # type: ignore[arg-type]
+                    for name, returns in found.items()
+                }
+                row = {"env": env, "index": index, "pile": PILES[index][0], "expert_trajectories": PILES[index][1]}
+                told = {"advised": summary["diagnosis"]["advised"], "evidence": evidence_of(summary)}
+                rows.append({**row, **told, "scores": scores})
+                print(json.dumps(rows[-1]), flush=True)
+            out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def judge(rows: list[dict[str, Any]], again: bool = True) -> dict[str, Any]:

@@ -9,19 +9,19 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from measure import ROBUST, scores
 from rich.console import Console
-from together import score_all, train
+from together import know_scores, record_pools, train
 
-from demosift.data import read_dataset
+from demosift.data import read_dataset, write_dataset
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.files import write_json
 from demosift.learning.neighbours import find_nearest
-from demosift.sift import method
 from demosift.simulation import environments
 from demosift.tasks.recipes import Sources, _episodes, draw_task
 from demosift.types import Dataset, Demonstrations
@@ -30,17 +30,28 @@ METHODS = ("sift", "bc", "nbcu", "wbcu-two-stage", "demodice")
 FIFTHS = 5
 
 
-def make(env: str, replay: str, seed: int, data: str) -> Demonstrations:
+def record(env: str, replay: str, folder: str) -> None:
+    """Record the replay's expert once, so that every process has the same episodes."""
+    path = Path(folder, f"{env}-full-replay-20.hdf5")
+    if not path.exists():
+        write_dataset(Sources(env, replay_folder=Path(replay, env)).replay[0], path)
+
+
+@cache
+def sources(env: str, replay: str, folder: str) -> Sources:
+    recorded = read_dataset(Path(folder, f"{env}-full-replay-20.hdf5"))
+    return Sources(env, replay_folder=Path(replay, env), recorded=recorded)
+
+
+def make(env: str, replay: str, seed: int, folder: str) -> Demonstrations:
     """As `reproduce` makes it, from the expert's episodes that are stored with the grid."""
-    stored = Path(data, f"{env}-full-replay-20.hdf5")
-    recorded = read_dataset(stored) if stored.is_file() else None
-    return draw_task(Sources(env, replay_folder=Path(replay, env), recorded=recorded), "full-replay", seed)
+    return draw_task(sources(env, replay, folder), "full-replay", seed)
 
 
 def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, object]:
     """NBCU on parts of a replay, and how alike the good episodes of different times are."""
-    sources = Sources(env, replay_folder=Path(replay, env))
-    pool, whole = sources.replay
+    own_sources = Sources(env, replay_folder=Path(replay, env))
+    pool, whole = own_sources.replay
     spec = environments.resolve(env)
     expert, random = float(pool.returns().mean()), environments.reference_returns()["demosift"][env]["random"]["mean"]
     returns, ends = whole.returns(), whole.episode_ends
@@ -52,7 +63,7 @@ def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, objec
         if own.sum() < 10:
             continue
         part = _episodes(whole, np.flatnonzero(own)[:: max(1, int(own.sum()) // 400)])
-        data = [draw_task(sources, "full-replay", seed) for seed in range(seeds)]
+        data = [draw_task(own_sources, "full-replay", seed) for seed in range(seeds)]
         data = [Demonstrations(each.expert, replace(part, origin=None)) for each in data]
         values = train("nbcu", data, spec, iterations, 20)
         found[name] = [None if v is None else round((v - random) / (expert - random), 3) for v in values]
@@ -117,30 +128,15 @@ def main() -> None:
         ensemble=5,
         replay=options.replay,
     )
+    folder = options.out / "data"
+    folder.mkdir(exist_ok=True)
+    record_pools(record, [(env, options.replay, str(folder)) for env in options.envs])
     if "sift" in options.methods:
-        folder = options.out / "data"
-        folder.mkdir(exist_ok=True)
-        arguments = [(env, options.replay, seed, str(folder)) for env in options.envs for seed in request.seeds]
-        prepare(options.envs, options.replay, folder)
-        for each, (weight, _) in zip(arguments, score_all(make, arguments), strict=True):
-            data = make(*each)
-            assert data.supplementary is not None
-            key = ("contrast", method.digest(data.expert), method.digest(data.supplementary))
-            method.KNOWN[key] = weight.astype(np.float64)
+        know_scores(make, [(env, options.replay, seed, str(folder)) for env in options.envs for seed in request.seeds])
     reproduce("full-replay", options.out, request, console=Console(file=sys.stderr))
     summary = scores(options.out)
     (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary, indent=1))
-
-
-def prepare(envs: list[str], replay: str, folder: Path) -> None:
-    """Record the experts once, so that every process has the same episodes."""
-    from demosift.data import write_dataset
-
-    for env in envs:
-        path = folder / f"{env}-full-replay-20.hdf5"
-        if not path.exists():
-            write_dataset(Sources(env, replay_folder=Path(replay, env)).replay[0], path)
 
 
 if __name__ == "__main__":

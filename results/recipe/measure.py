@@ -8,14 +8,20 @@ import argparse
 import json
 import sys
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
+from together import know_scores, record_pools
 
+from demosift.data import read_dataset, write_dataset
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.simulation.environments import IN_THE_PAPER
+from demosift.tasks.recipes import Sources, draw_task
+from demosift.types import Demonstrations
 
 PAPER = {"learning_rate": 3e-4, "log_std_floor": None, "decay": 0.0, "rate_schedule": "constant"}
 FLOOR = {**PAPER, "log_std_floor": -1.0}
@@ -46,8 +52,32 @@ VARIANTS = {
     "bc-floor-0": (("bc",), {**ROBUST, "log_std_floor": 0.0}, 5, 25_000),
     "bc-10": (("bc",), SQUARED, 10, 25_000),
     "bc-short": (("bc",), SQUARED, 5, 5_000),
-    "wbcu-robust": (("wbcu", "wbcu-two-stage"), ROBUST, 5, 25_000),
+    "bc-wide": (("bc",), {**SQUARED, "hidden": (1024, 1024)}, 5, 25_000),
+    "bc-deep": (("bc",), {**SQUARED, "hidden": (256, 256, 256)}, 5, 25_000),
+    "bc-layer-norm": (("bc",), {**SQUARED, "network": "layer-norm"}, 5, 25_000),
+    "wbcu-robust": (
+        ("wbcu", "wbcu-two-stage"),
+        {**ROBUST, "wbcu-two-stage.discriminator_iterations": 5_000},
+        5,
+        25_000,
+    ),
 }
+
+
+def record(env: str, pool: int, folder: str) -> None:
+    path = Path(folder, f"{env}-noisy-expert-{pool}.hdf5")
+    if not path.exists():
+        write_dataset(Sources(env, pool).expert_pool, path)
+
+
+@cache
+def sources(env: str, pool: int, folder: str) -> Sources:
+    return Sources(env, pool, recorded=read_dataset(Path(folder, f"{env}-noisy-expert-{pool}.hdf5")))
+
+
+def make(env: str, seed: int, pool: int, folder: str) -> Demonstrations:
+    """As `reproduce` makes it."""
+    return draw_task(sources(env, pool, folder), "noisy-expert", seed)
 
 
 def main() -> None:
@@ -63,12 +93,19 @@ def main() -> None:
     options = parser.parse_args()
     summary_file = options.out / "summary.json"
     summary = json.loads(summary_file.read_text()) if summary_file.exists() else {}
+    shared = options.out / "data"
+    shared.mkdir(parents=True, exist_ok=True)
+    record_pools(record, [(env, options.pool, str(shared)) for env in options.envs])
+    seeds = range(options.seed, options.seed + options.seeds)
+    asked = {method for name in options.variants for method in VARIANTS[name][0]} & set(options.methods or ["sift"])
+    if "sift" in asked:
+        know_scores(make, [(env, seed, options.pool, str(shared)) for env in options.envs for seed in seeds])
     for name in options.variants:
         methods, settings, ensemble, iterations = VARIANTS[name]
         iterations = int(iterations * options.share)
         request = Request(
             envs=tuple(options.envs),
-            seeds=tuple(range(options.seed, options.seed + options.seeds)),
+            seeds=tuple(seeds),
             iterations=iterations,
             schedule=default_schedule(iterations, iterations // 5, 10, 2),
             methods=tuple(method for method in methods if method in (options.methods or methods)),
@@ -80,36 +117,35 @@ def main() -> None:
         began = time.monotonic()
         folder = options.out / name
         (folder / "data").mkdir(parents=True, exist_ok=True)
-        shared = options.out / "data"
-        shared.mkdir(exist_ok=True)
         for path in shared.glob("*.hdf5"):
             if not (folder / "data" / path.name).exists():
                 (folder / "data" / path.name).hardlink_to(path)
         reproduce("noisy-expert", folder, request, console=Console(file=sys.stderr))
-        for path in (folder / "data").glob("*.hdf5"):
-            if not (shared / path.name).exists():
-                (shared / path.name).hardlink_to(path)
         summary[name] = {"seconds": round(time.monotonic() - began, 1), **scores(folder)}
         summary_file.write_text(json.dumps(summary, indent=1))
         for method, of_envs in summary[name].items():
             if method != "seconds":
-                print(name, method, of_envs, flush=True)
+                print(name, method, {key: value for key, value in of_envs.items() if key != "seeds"}, flush=True)
 
 
-def scores(folder: Path) -> dict[str, dict[str, float]]:
-    """Mean over seeds of each method and environment, of the reported evaluations."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for path in sorted((folder / "cells").glob("*.json")):
+def scores(folder: Path) -> dict[str, dict[str, Any]]:
+    """The score of each method and environment in the reported evaluations: means over seeds, and every seed's."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for path in (folder / "cells").glob("*.json"):
         cell = json.loads(path.read_text())
-        reference = cell["reference"]
-        reported = [
-            row for row in cell["evaluations"] if len(row["returns"]) == cell["config"]["evaluation"]["episodes"]
-        ]
+        config, reference = cell["config"], cell["reference"]
+        reported = [row for row in cell["evaluations"] if len(row["returns"]) == config["evaluation"]["episodes"]]
         returns = np.mean([np.mean(row["returns"]) for row in reported])
         score = (returns - reference["random"]) / (reference["expert"] - reference["random"])
-        found.setdefault(cell["config"]["method"], {}).setdefault(cell["config"]["environment"], []).append(score)
-    means = {m: {env: round(float(np.mean(v)), 3) for env, v in envs.items()} for m, envs in found.items()}
-    return {m: {"mean": round(float(np.mean(list(envs.values()))), 3), **envs} for m, envs in means.items()}
+        of_env = found.setdefault(config["method"], {}).setdefault(config["environment"], {})
+        of_env[config["seed"]] = round(float(score), 4)
+    return {method: summarised(envs) for method, envs in sorted(found.items())}
+
+
+def summarised(envs: dict[str, dict[int, float]]) -> dict[str, Any]:
+    means = {env: round(float(np.mean(list(seeds.values()))), 3) for env, seeds in sorted(envs.items())}
+    each = {env: dict(sorted(seeds.items())) for env, seeds in sorted(envs.items())}
+    return {"mean": round(float(np.mean(list(means.values()))), 3), **means, "seeds": each}
 
 
 if __name__ == "__main__":

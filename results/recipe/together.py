@@ -10,6 +10,7 @@ import numpy as np
 from demosift.algorithms import REGISTRY, make_algorithm
 from demosift.learning.cloning import RECIPES
 from demosift.learning.fit import fit
+from demosift.learning.prepared import KNOWN, key_of
 from demosift.simulation.cores import available_cores
 from demosift.simulation.evaluation import evaluate
 from demosift.types import Demonstrations, EnvironmentSpec
@@ -23,7 +24,7 @@ def score_one(make: Callable[..., Demonstrations], arguments: tuple[Any, ...]) -
 
     data = make(*arguments)
     scored = score(data.expert, data.supplementary, progress=False)
-    return scored.weight.astype(np.float32), dict(scored.summary)
+    return scored.weight, dict(scored.summary)
 
 
 def pin(counter: Any) -> None:
@@ -46,6 +47,18 @@ def score_all(
             return pool.starmap(score_one, [(make, each) for each in arguments], chunksize=1)
     finally:
         os.environ.pop("JAX_PLATFORMS") if before is None else os.environ.update(JAX_PLATFORMS=before)
+
+
+def know_scores(make: Callable[..., Demonstrations], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Score every set that `make` makes, so that sift finds the weights when it is trained on them."""
+    for each, (weight, _) in zip(arguments, score_all(make, arguments), strict=True):
+        KNOWN[key_of(make(*each), "sift", "contrast")] = {"weight": weight}
+
+
+def record_pools(sources: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Call `sources` for every environment at once, to record what their sets are drawn from."""
+    with multiprocessing.get_context("spawn").Pool(min(available_cores(), len(arguments))) as pool:
+        pool.starmap(sources, arguments, chunksize=1)
 
 
 def train(
