@@ -25,6 +25,7 @@ from demosift.learning.learner import TORCH_ADAM_EPSILON, Learner, descend, star
 from demosift.learning.losses import discriminator_accuracy, gradient_penalty, mix
 from demosift.learning.members import Members, fill, init_members, named_arrays
 from demosift.learning.networks import Perceptron, fan_in_uniform, init_perceptron, scalar, value_and_slope
+from demosift.learning.padding import Padded
 from demosift.learning.pieces import in_pieces
 from demosift.learning.runner import Bar, Schedule, Trainee, run
 from demosift.progress import Progress
@@ -178,8 +179,8 @@ def begin(stage: Stage) -> Learner:
 class Pretraining(Trainee):
     """Discriminators that are trained alike, each on rows of its own.
 
-    Those of fewer inputs have columns of zeros beside them, and weights that are zero and stay so: neither the loss nor
-    the penalty nor the decay has a gradient there.
+    Those of fewer inputs have columns of zeros beside them, and weights that are zero and are kept so, as members of
+    different environments have (`demosift.learning.padding`).
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -187,9 +188,13 @@ class Pretraining(Trainee):
         states = [begin(stage) for stage in stages]
         self.own = [jax.tree.map(jnp.shape, state.params) for state in states]
         widest = states[int(np.argmax([stage.inputs for stage in stages]))]
+        how: Any = stages[0].how
+        if len({stage.inputs for stage in stages}) > 1:
+            own = [jax.tree.map(lambda leaf: jnp.ones(leaf.shape, bool), state) for state in states]
+            how = Padded(how, jax.tree.leaves(join([jax.tree.map(widen, mask, widest) for mask in own])))
         state = join([jax.tree.map(widen, state, widest) for state in states])
         seeds = jnp.asarray([stage.seed for stage in stages])
-        self.cohort = Cohort(Members(stages[0].how, seeds, rows, sides), state)
+        self.cohort = Cohort(Members(how, seeds, rows, sides), state)
 
     def __len__(self) -> int:
         return len(self.own)
