@@ -588,11 +588,16 @@ def test_seeds_of_one_file_are_prepared_once(trained: list[int]):
     assert program.each[0].data is program.each[1].data
     assert program.cohort.parts[0].own is None
     key = dataclasses.replace(again.cell.data, expert_actions=False)
-    unknown = dataclasses.replace(first.data.demonstrations, expert_actions=False)
-    blind = again._replace(
-        cell=dataclasses.replace(again.cell, data=key), data=dataclasses.replace(again.data, demonstrations=unknown)
-    )
-    assert not make_program([first, blind]).each[1].data.expert_actions
+    expert = first.data.demonstrations.expert
+    still = expert.transitions._replace(action=np.zeros_like(expert.transitions.action))
+    known = dataclasses.replace(first.data.demonstrations, expert=dataclasses.replace(expert, transitions=still))
+    parts = [
+        dataclasses.replace(first.data, demonstrations=each)
+        for each in (known, dataclasses.replace(known, expert_actions=False))
+    ]
+    blind = again._replace(cell=dataclasses.replace(again.cell, data=key), data=parts[1])
+    members = make_program([first._replace(data=parts[0]), blind]).each
+    assert [each.data.expert_actions for each in members] == [True, False]
 
 
 def test_what_was_prepared_goes_when_nothing_needs_it(tmp_path: Path):

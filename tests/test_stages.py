@@ -214,9 +214,10 @@ def test_checkpoints_are_of_these_datasets_and_no_others(tmp_path: Path, monkeyp
         prepare("tailo", data[:2], shelf, stopped=lambda: True)
     (left,) = shelf.workshop.iterdir()
     assert CheckpointFolder(left).states()
-    found, expected = (prepare("tailo", data[1:], each) for each in (shelf, OnShelf(tmp_path / "fresh")))
-    for here, there in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(here, there)
+    positions: list[int] = []
+    monkeypatch.setattr(Pretraining, "restore", lambda self, found: positions.append(found.position))
+    prepare("tailo", data[1:], shelf)
+    assert positions == []
 
 
 def test_stopped_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
