@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,14 +15,17 @@ from conftest import Killed, random_demonstrations, tiny, tree
 
 from demosift import algorithm
 from demosift.algorithms import BC, ILID
-from demosift.learning import prepared, pretraining, stages
+from demosift.learning import apart, prepared, pretraining, stages
+from demosift.learning.apart import Apart
 from demosift.learning.losses import discriminator_loss
 from demosift.learning.prepared import InMemory, Kept, OnShelf
 from demosift.learning.pretraining import Discriminator, OwnRows, Pretraining, Stage, Stopped, lay_out
 from demosift.learning.runner import Bar
 from demosift.learning.stages import alone, programs, together
+from demosift.processes import WorkerError
 from demosift.results.checkpoint import CheckpointFolder
 from demosift.results.prepared import shelved, write_shelved
+from demosift.sift.method import Sift
 from demosift.types import Demonstrations, InputError
 
 STAGED = ("ilid", "tailo")
@@ -293,3 +297,74 @@ def test_errors_are_the_methods_own():
     bare = Demonstrations(three()[0].expert)
     with pytest.raises(InputError, match="needs a supplementary dataset"):
         together([ILID().prepare_in_stages(bare, InMemory())], InMemory())
+
+
+# Calls that are made apart
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "available_cores", lambda: 4)
+
+
+def process_of(number: int) -> dict[str, np.ndarray]:
+    """Where this is called, and on which platform. Some calls fail."""
+    if number == 1:
+        raise InputError("the second cannot be")
+    if number == 2:
+        raise ZeroDivisionError("nor the third")
+    return {"process": np.array([os.getpid()]), "cpu": np.array([jax.default_backend() == "cpu"])}
+
+
+def calling(number: int, kept: list[int]) -> stages.Stages[int]:
+    found = yield Apart(process_of, (number,))
+    kept.append(number)
+    assert found["cpu"].all()
+    return int(found["process"][0])
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_calls_are_shared_out_among_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    found = together([calling(number, []) for number in (0, 3, 4, 5)], InMemory())
+    assert os.getpid() not in found
+    assert len(set(found)) == 2
+    assert together([calling(0, [])], InMemory()) == [os.getpid()]  # one alone is not worth a process
+    with monkeypatch.context() as patch:
+        patch.setattr(apart, "available_cores", lambda: 2)
+        assert set(together([calling(number, []) for number in (0, 3)], InMemory())) == {os.getpid()}
+
+
+@pytest.mark.parametrize(("fails", "said"), [(1, "the second cannot be"), (2, "ZeroDivisionError: nor the third")])
+@pytest.mark.usefixtures("four_cores")
+def test_a_call_that_fails_lets_the_others_end(fails: int, said: str):
+    kept: list[int] = []
+    with pytest.raises((InputError, WorkerError), match=said):
+        together([calling(number, kept) for number in (0, fails, 3, 4)], InMemory())
+    assert sorted(kept) == [0, 3, 4]
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_calls_are_not_begun_once_stopped(cores: int, monkeypatch: pytest.MonkeyPatch):
+    """What has come is kept."""
+    monkeypatch.setattr(apart, "available_cores", lambda: cores)
+    kept: list[int] = []
+    with pytest.raises(Stopped):
+        together([calling(number, kept) for number in (0, 3, 4, 5)], InMemory(), stopped=lambda: len(kept) > 0)
+    assert 1 <= len(kept) <= 2
+
+
+@pytest.mark.parametrize("scorer", ["neighbours", pytest.param("contrast", marks=pytest.mark.long)])
+def test_scores_from_a_process_are_the_same_bytes(scorer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    method, data = Sift(scorer=scorer), three()[:2]
+    here = [weights_of(method.prepare(each, None)) for each in data]
+    prepared.KNOWN.clear()
+    monkeypatch.setattr(apart, "available_cores", lambda: 4)
+    shelf = OnShelf(tmp_path)
+    for _ in range(2):  # made, then found
+        found = together([method.prepare_in_stages(each, shelf) for each in data], shelf)
+        for expected, each in zip(here, found, strict=True):
+            assert expected.dtype == weights_of(each).dtype
+            np.testing.assert_array_equal(weights_of(each), expected)
+        monkeypatch.setattr(stages, "answers", lambda calls, stopped: pytest.fail("made again") if calls else [])
+    assert len(tree(tmp_path)) == 2

@@ -23,6 +23,7 @@ from demosift.learning.compiled import keep_programs
 from demosift.results.checkpoint import Arrays, Checkpoint
 from demosift.results.prepared import Key
 from demosift.results.run import Row
+from demosift.simulation.cores import at_most_cores
 from demosift.simulation.simulate import Rollouts
 
 LISTEN_SECONDS = 0.5
@@ -130,7 +131,7 @@ def run_task(
             for (cell, id_, description), each in zip(cells, ray.get(list(data)), strict=True)
         ]
         checkpoints = RemoteCheckpoints(archive, number, [each.id for each in program])
-        with Rollouts(num_workers) as pool:
+        with at_most_cores(num_workers), Rollouts(num_workers) as pool:
             outcome = run_program(
                 program,
                 checkpoints,

@@ -2,25 +2,27 @@
 
 A method writes what it does with one dataset as a generator (`Stages`). It yields each discriminator that it needs and
 is sent the network. So the preparations of many datasets advance together, and the discriminators that they need at the
-same stage are members of one program.
+same stage are members of one program. A method may also yield a call (`Apart`): those of many datasets are shared out
+among processes.
 """
 
 import hashlib
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from demosift.files import digest
+from demosift.learning.apart import Apart, answers
 from demosift.learning.networks import Perceptron
 from demosift.learning.prepared import Kept
-from demosift.learning.pretraining import Stage, pretrain
+from demosift.learning.pretraining import Stage, Stopped, pretrain
 from demosift.results.checkpoint import CheckpointFolder
 from demosift.types import InputError
 
 T = TypeVar("T")
-Stages = Generator[Stage, Perceptron, T]
+Stages = Generator[Stage | Apart, Any, T]
 
 
 def alone(stages: Stages[T], kept: Kept) -> T:
@@ -34,24 +36,35 @@ def together(preparations: Sequence[Stages[T]], kept: Kept, stopped: Callable[[]
     """
     results: dict[int, T] = {}
     errors: list[Exception] = []
-    networks: dict[int, Perceptron | InputError | None] = dict.fromkeys(range(len(preparations)))
-    while networks:
-        wanted: dict[int, Stage] = {}
-        for place, network in networks.items():
-            each = preparations[place]
-            try:
-                # The first `send` is of None, as generators want it.
-                failed = isinstance(network, InputError)
-                wanted[place] = each.throw(network) if failed else each.send(network)  # type: ignore[arg-type]
-            except StopIteration as end:
-                results[place] = end.value
-            except Exception as error:
-                errors.append(error)
-        networks = {}
-        for places in programs(wanted):
-            stages = [wanted[place] for place in places]
+    wanted: dict[int, Stage | Apart] = {}
+
+    def advance(place: int, answer: Any) -> None:
+        """Up to what this one needs next. The first answer is None, as generators want it."""
+        each = preparations[place]
+        try:
+            wanted[place] = each.throw(answer) if isinstance(answer, Exception) else each.send(answer)
+        except StopIteration as end:
+            results[place] = end.value
+        except Exception as error:
+            errors.append(error)
+
+    for place in range(len(preparations)):
+        advance(place, None)
+    while wanted:
+        calls = {place: each for place, each in wanted.items() if isinstance(each, Apart)}
+        trained = {place: each for place, each in wanted.items() if isinstance(each, Stage)}
+        wanted.clear()
+        places, answered = list(calls), 0
+        for i, answer in answers(list(calls.values()), stopped):  # passed on at once, so that it is kept
+            advance(places[i], answer)
+            answered += 1
+        if answered < len(calls):
+            raise Stopped
+        for places in programs(trained):
+            stages = [trained[place] for place in places]
             folder = None if kept.workshop is None else kept.workshop / folder_name(stages, len(preparations))
-            networks |= zip(places, map(checked, stages, pretrain(stages, folder, stopped)), strict=True)
+            for place, stage, network in zip(places, stages, pretrain(stages, folder, stopped), strict=True):
+                advance(place, checked(stage, network))
     if errors:
         raise errors[0]
     if kept.workshop is not None:
