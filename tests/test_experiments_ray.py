@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import tree
@@ -36,7 +37,7 @@ def grid() -> list[list[Planned]]:
         for each in cells
     ]
     identified = planned(*longer)
-    few = {"first_iterations": 3, "discriminator_iterations": 3, "discriminator_batch_size": 4}
+    few: dict[str, Any] = {"first_iterations": 3, "discriminator_iterations": 3, "discriminator_batch_size": 4}
     return [identified[:3], identified[3:], planned(cell("tailo", 0, **few), cell("tailo", 1, **few))]
 
 
