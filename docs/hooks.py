@@ -26,7 +26,7 @@ MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', r
 TUPLES = {"Transitions", "Bounds", "Origin", "Batch"}
 LISTED = "show_if_no_docstring: true"
 CONTRACT = "name|about|needs_supplementary|takes_weights|takes_bad|needs_expert_actions|"
-CONTRACT += "init|step|policy|weigh|work|check|check_data|prepare"
+CONTRACT += "init|step|policy|weigh|work|check|check_data|prepare|prepare_in_stages"
 SETTINGS = f"{LISTED}, filters: ['!^_', '!^({CONTRACT})$']"
 ROW = re.compile(r"^\| `([\w.]+)` \| .*\|\n", re.MULTILINE)
 

@@ -36,7 +36,7 @@ from demosift.experiments.presets import Request, default_schedule, grids, parse
 from demosift.experiments.program import Outcome, Planned, chunk_length, make_program, run_program
 from demosift.experiments.settling import Settled
 from demosift.experiments.store import Store, program_id
-from demosift.learning import padding, runner
+from demosift.learning import padding, prepared, pretraining, runner, stages
 from demosift.learning.fit import describe_data
 from demosift.learning.program import Program
 from demosift.learning.runner import finite_members
@@ -449,7 +449,7 @@ def test_interrupted_programs_are_waited_for_however_often(tmp_path: Path, monke
     started, order = threading.Event(), []
     plan = planned(cell())
 
-    def slow(planned: Any, checkpoints: Any, rollouts: Any, advanced: Any, stopped: Any, seconds: float) -> Outcome:
+    def slow(planned: Any, checkpoints: Any, rollouts: Any, advanced: Any, stopped: Any, *_: Any) -> Outcome:
         started.set()
         while not stopped():
             time.sleep(0.01)
@@ -497,6 +497,132 @@ def test_a_grid_needs_no_more_than_it_uses():
     code += "import demosift.experiments.reproduce, demosift.experiments.cluster"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
+
+
+# What methods prepare before their training
+
+STAGES: dict[str, Any] = {"first_iterations": 3, "discriminator_iterations": 3, "discriminator_batch_size": 4}
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many discriminators each of their programs had."""
+    counts: list[int] = []
+    pretrain = stages.pretrain
+
+    def counting(wanted: Any, *rest: Any) -> Any:
+        counts.append(len(wanted))
+        return pretrain(wanted, *rest)
+
+    monkeypatch.setattr(stages, "pretrain", counting)
+    monkeypatch.setattr(prepared, "KNOWN", {})
+    return counts
+
+
+def kept_by(store: Store) -> list[Path]:
+    return sorted((store.path / "unfinished" / "prepared").glob("*/*.safetensors"))
+
+
+@pytest.mark.usefixtures("short_chunks")
+def test_a_killed_grid_finds_what_was_prepared(tmp_path: Path, trained: list[int], monkeypatch: pytest.MonkeyPatch):
+    """So do other programs on the same data; a process that was killed remembers nothing."""
+    store = Store(tmp_path)
+    cells = planned(*(cell("tailo", seed, **STAGES) for seed in (0, 1)))
+    other = planned(*(cell("tailo", seed, **STAGES, average=0.5) for seed in (0, 1, 2)))
+
+    class Killed(BaseException):
+        pass
+
+    def killing(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "advance", killing)
+        with pytest.raises(Killed):
+            run_local([cells], store, quiet_view(2), num_workers=1)
+    assert trained == [2, 2]  # two stages, each with both datasets
+    found = kept_by(store)
+    assert [path.parent.name for path in found] == ["tailo"] * 2
+    content = [path.read_bytes() for path in found]
+    assert run_local([cells], store, quiet_view(2), num_workers=1)
+    assert trained == [2, 2]
+    assert run_local([other], store, quiet_view(3), num_workers=1)
+    assert trained == [2, 2, 1, 1]  # the third seed's
+    assert [path.read_bytes() for path in found] == content
+    whole = Store(tmp_path / "whole")
+    assert run_local([cells, other], whole, quiet_view(5), num_workers=1)
+    assert {id_: evaluations(store)[id_] for id_ in evaluations(whole)} == evaluations(whole)
+
+
+def test_two_programs_at_once_do_not_prepare_the_same_twice(tmp_path: Path, trained: list[int]):
+    rows = [planned(*(cell("tailo", seed, **STAGES, average=rate) for seed in (0, 1))) for rate in (0.0, 0.5)]
+    assert run_local(rows, Store(tmp_path), quiet_view(4), num_workers=1, concurrent=2)
+    assert trained == [2, 2]
+
+
+def test_a_deadline_while_discriminators_train(tmp_path: Path, pool: Rollouts, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pretraining, "CHUNK", 1)
+    store = Store(tmp_path)
+    cells = planned(*(cell("tailo", seed, **STAGES) for seed in (0, 1)))
+    under_way, kept = store.program([each.id for each in cells]), store.prepared("tailo")
+    advance, positions = pretraining.Pretraining.advance, []
+
+    def spy(self: Any, position: int, steps: int) -> Any:
+        positions.append(position)
+        return advance(self, position, steps)
+
+    monkeypatch.setattr(pretraining.Pretraining, "advance", spy)
+    outcome = run_program(cells, under_way, pool, stopped=lambda: True, kept=kept)
+    assert (outcome.finished, outcome.iteration, positions) == (False, 0, [0])
+    assert run_program(cells, under_way, pool, kept=kept).finished
+    assert positions == [0, 1, 2, 0, 1, 2]  # none of them twice
+    assert not kept.workshop.exists()
+
+
+def test_seeds_of_one_file_are_prepared_once(trained: list[int]):
+    """They share it on the device as well. The same rows with the expert's actions unknown are other data."""
+    first, second = planned(*(cell("tailo", seed, **STAGES) for seed in (0, 1)))
+    again = second._replace(data=dataclasses.replace(second.data, demonstrations=first.data.demonstrations))
+    program = make_program([first, again])
+    assert trained == [1, 1]
+    assert program.each[0].data is program.each[1].data
+    assert program.cohort.parts[0].own is None
+    key = dataclasses.replace(again.cell.data, expert_actions=False)
+    expert = first.data.demonstrations.expert
+    still = expert.transitions._replace(action=np.zeros_like(expert.transitions.action))
+    known = dataclasses.replace(first.data.demonstrations, expert=dataclasses.replace(expert, transitions=still))
+    parts = [
+        dataclasses.replace(first.data, demonstrations=each)
+        for each in (known, dataclasses.replace(known, expert_actions=False))
+    ]
+    blind = again._replace(cell=dataclasses.replace(again.cell, data=key), data=parts[1])
+    members = make_program([first._replace(data=parts[0]), blind]).each
+    assert [each.data.expert_actions for each in members] == [True, False]
+
+
+def test_what_was_prepared_goes_when_nothing_needs_it(tmp_path: Path):
+    store = Store(tmp_path)
+    store.prepared("tailo").write(("tailo",), {"log_ratio": np.zeros(3)})
+    under_way = store.program(["a"])
+    under_way.write(4, {}, {"members": [], "wall_seconds": 0.0})
+    store.sweep()
+    store.forget_prepared()
+    assert len(kept_by(store)) == 1  # another grid was begun here
+    assert store.unfinished() == [["a"]]
+    under_way.discard()
+    store.forget_prepared()
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_the_command_keeps_what_failed_cells_need(recordings: Path, tmp_path: Path):
+    out = with_recordings(tmp_path / "out", recordings)
+    few = [*arguments(out, "--seeds", "1", "--iterations", "4", "--evaluate-every", "4"), "--methods", "tailo"]
+    small = ["hidden=4,4", "batch_size=8", *(f"tailo.{name}={value}" for name, value in STAGES.items())]
+    assert main([*few, "--set", *small, "learning_rate=1e38"]) == 1
+    assert len(kept_by(Store(out))) == 1
+    assert main([*few, "--set", *small]) == 0
+    assert kept_by(Store(out)) == []
+    assert not list((out / "unfinished").iterdir())
 
 
 # Failures

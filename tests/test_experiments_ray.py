@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import tree
 from test_experiments import cell, evaluations, planned, quiet_view
 
 from demosift.experiments.cells import Cell
@@ -27,7 +29,7 @@ ITERATIONS, EVERY = 800, 20  # so many evaluations that there is time to kill in
 
 
 def grid() -> list[list[Planned]]:
-    """Two programs; and a member that diverges, which no retry helps."""
+    """Two programs; and a member that diverges, which no retry helps. A third has discriminators to train first."""
     cells = [cell("bc", seed) for seed in (0, 1)] + [cell("bc", 2, learning_rate=1e38)]
     cells += [cell("nbcu", seed) for seed in (0, 1)]
     longer: list[Cell] = [
@@ -35,7 +37,8 @@ def grid() -> list[list[Planned]]:
         for each in cells
     ]
     identified = planned(*longer)
-    return [identified[:3], identified[3:]]
+    few: dict[str, Any] = {"first_iterations": 3, "discriminator_iterations": 3, "discriminator_batch_size": 4}
+    return [identified[:3], identified[3:], planned(cell("tailo", 0, **few), cell("tailo", 1, **few))]
 
 
 def drive(out: str) -> None:
@@ -60,7 +63,7 @@ def drive(out: str) -> None:
             time.sleep(0.02)
 
     threading.Thread(target=kill, daemon=True).start()
-    view = quiet_view(5)
+    view = quiet_view(7)
     complete = run_on_ray(grid(), store, view, checkpoint_seconds=0.0)
     said = view.console.file.getvalue()  # type: ignore[attr-defined]
     answer = {"complete": complete, "done": view.done, "failed": view.failed, "said": said, "killed": killed}
@@ -86,17 +89,20 @@ def test_a_killed_node_leaves_the_table_unchanged(tmp_path: Path):
     )
     assert process.returncode == 0, process.stderr[-3000:]
     answer = json.loads((there.path / "answer.json").read_text())
-    assert (answer["complete"], answer["done"], answer["failed"]) == (True, 4, 1)
+    assert (answer["complete"], answer["done"], answer["failed"]) == (True, 6, 1)
     assert answer["killed"] == [0]  # in the middle: no cell was finished
     again = re.search(r"its node died; continuing from iteration (\d+)", answer["said"])
     assert again
     assert int(again[1]) > 0
 
     programs = grid()
-    assert run_local(programs, here, quiet_view(5), num_workers=1)
+    assert run_local(programs, here, quiet_view(7), num_workers=1)
     assert evaluations(there) == evaluations(here)
-    assert len(evaluations(here)) == 4
+    assert len(evaluations(here)) == 6
     failures = [json.loads(path.read_text()) for path in (there.path / "failures").iterdir()]
     assert [failure["config"]["seed"] for failure in failures] == [2]
     assert [len(each) for each in plan([each for one in programs for each in one], there)] == [1]  # tried again
-    assert not list((there.path / "unfinished").iterdir())
+    assert [path.name for path in (there.path / "unfinished").iterdir()] == ["prepared"]
+    kept = [tree(store.prepared("tailo").folder) for store in (here, there)]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 2

@@ -28,15 +28,15 @@ from test_updates import (
     weight_metrics,
 )
 
-from demosift.algorithms import ILID, TAILO, Batch, bc, ilid, tailo
+from demosift.algorithms import ILID, TAILO, Batch, bc
 from demosift.algorithms.ilid import clipped_loss, joint_weight, leads_to
 from demosift.algorithms.tailo import PositiveUnlabelled, log_discounted_sum, safe_negatives
 from demosift.data.normaliser import fit_normaliser
 from demosift.learning import fit as train
-from demosift.learning import prepared, pretraining
+from demosift.learning import prepared, pretraining, stages
 from demosift.learning.losses import discriminator_loss
 from demosift.learning.networks import Categorical, TanhGaussian
-from demosift.learning.pretraining import Discriminator, Pair
+from demosift.learning.pretraining import Discriminator, Pair, Stage
 from demosift.learning.runner import Bar
 from demosift.results.folder import read_results
 from demosift.results.prepared import PREPARED, write_prepared
@@ -268,11 +268,12 @@ def test_ilid_weighs_as_its_equations_say(form: str, monkeypatch: pytest.MonkeyP
     assert data.supplementary is not None
     given = []
 
-    def known(how: Any, expert: np.ndarray, other: np.ndarray, iterations: int, **rest: Any) -> Any:
-        given.append((expert, other))
-        return fixed((expert.shape[1], 8, 1), len(given))
+    def known(wanted: list[Stage], *_: Any) -> Any:
+        (stage,) = wanted
+        given.append((stage.expert, stage.other))
+        return [fixed((stage.inputs, 8, 1), len(given))]
 
-    monkeypatch.setattr(ilid, "pretrain", known)
+    monkeypatch.setattr(stages, "pretrain", known)
     found = ILID(form=form, steps_ahead=2, hidden=(8,)).prepare(data, None).weight  # type: ignore[arg-type]
     normaliser = fit_normaliser(data, "union")
     expert, pile = (normaliser.apply(part.transitions.obs) for part in (data.expert, data.supplementary))
@@ -301,11 +302,12 @@ def test_tailo_weighs_as_its_equations_say(monkeypatch: pytest.MonkeyPatch):
     assert data.supplementary is not None
     given = []
 
-    def known(how: Discriminator, expert: np.ndarray, other: np.ndarray, iterations: int, **rest: Any) -> Any:
-        given.append((how.loss, expert, other, iterations, how.batch_size))
-        return fixed((expert.shape[1], 8, 1), len(given))
+    def known(wanted: list[Stage], *_: Any) -> Any:
+        (stage,) = wanted
+        given.append((stage.how.loss, stage.expert, stage.other, stage.iterations, stage.how.batch_size))
+        return [fixed((stage.inputs, 8, 1), len(given))]
 
-    monkeypatch.setattr(tailo, "pretrain", known)
+    monkeypatch.setattr(stages, "pretrain", known)
     found = TAILO(discount=0.9, hidden=(8,)).prepare(data, None).weight
     normaliser = fit_normaliser(data, "supplementary")
     expert, pile = (normaliser.apply(part.transitions.obs) for part in (data.expert, data.supplementary))

@@ -43,8 +43,9 @@ from demosift.learning.cloning import PAPER, Cloner
 from demosift.learning.discriminator import weight_metrics
 from demosift.learning.learner import TORCH_ADAM_EPSILON, start
 from demosift.learning.networks import Policy, fan_in_uniform, init_policy
-from demosift.learning.prepared import key_of, prepared
-from demosift.learning.pretraining import Discriminator, logits, pretrain
+from demosift.learning.prepared import Kept, kept_in, key_of
+from demosift.learning.pretraining import Discriminator, Stage, logits
+from demosift.learning.stages import Stages, alone
 from demosift.ranges import STEPS, UNIT
 from demosift.results.checkpoint import Arrays
 from demosift.types import Demonstrations, InputError, Transitions
@@ -109,33 +110,41 @@ class ILID:
 
     def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
         """The data with their weights; with a folder, what the discriminators say is kept there."""
+        kept = kept_in(folder)
+        return alone(self.prepare_in_stages(data, kept), kept)
+
+    def prepare_in_stages(self, data: Demonstrations, kept: Kept) -> Stages[Demonstrations]:
         if data.supplementary is None:
             raise InputError("ilid: needs a supplementary dataset to select from; bc does not")
-        stages = (self.discriminator_learning_rate, self.discriminator_iterations, self.batch_size, self.hidden)
-        key = key_of(data, self.name, self.sigma, self.steps_ahead, *stages)
+        settings = (self.discriminator_learning_rate, self.discriminator_iterations, self.batch_size, self.hidden)
+        key = key_of(data, self.name, self.sigma, self.steps_ahead, *settings)
         pile = len(data.supplementary)
         rows = {"likeness": pile, "selected": pile, "ratio": len(data.expert) + pile}
-        found = prepared(key, folder, rows, lambda workshop: self.select(data, workshop))
+        found = kept.read(key, rows)
+        if found is None:
+            found = yield from self.select(data)
+            kept.write(key, found)
         if not found["selected"].any():
             warnings.warn("ilid: no row of the pile leads to a state of the expert; its own are cloned", stacklevel=2)
         beta = found["likeness"] <= self.sigma if self.form == "paper" else np.ones(pile, bool)
         return replace(data, weight=joint_weight(found["ratio"], found["selected"], beta, len(data.expert)))
 
-    def select(self, data: Demonstrations, workshop: Path | None) -> Arrays:
+    def select(self, data: Demonstrations) -> Stages[Arrays]:
         """d(s) of the pile, which rows of it are selected, and D/(1-D) of the union."""
         assert data.supplementary is not None
         normaliser, pile = fit_normaliser(data, "union"), data.supplementary
         obs, next_obs = (normaliser.apply(array) for array in (data.union.obs, pile.transitions.next_obs))
         first, rest = obs[: len(data.expert)], obs[len(data.expert) :]
-        of_states = self.discriminate(first, rest, "states", workshop)
+        of_states = yield self.stage(first, rest, "states")
         hit = likeness(logits(of_states, next_obs)) >= self.sigma
         selected = leads_to(hit, pile.episode_ends, self.steps_ahead)
         x = np.concatenate([obs, data.union.action.astype(obs.dtype)], axis=1)
         used = np.concatenate([np.ones(len(first), bool), selected])
-        both = likeness(logits(self.discriminate(x[: len(first)], x[used], "actions", workshop), x))
+        of_actions = yield self.stage(x[: len(first)], x[used], "actions")
+        both = likeness(logits(of_actions, x))
         return {"likeness": likeness(logits(of_states, rest)), "selected": selected, "ratio": both / (1.0 - both)}
 
-    def discriminate(self, expert: np.ndarray, other: np.ndarray, of: str, workshop: Path | None):
+    def stage(self, expert: np.ndarray, other: np.ndarray, of: str) -> Stage:
         how = Discriminator(
             clipped_loss,
             self.discriminator_learning_rate,
@@ -143,8 +152,7 @@ class ILID:
             batch_size=self.batch_size,
             hidden=self.hidden,
         )
-        place, name = None if workshop is None else workshop / of, f"ilid: discriminator of {of}"
-        return pretrain(how, expert, other, self.discriminator_iterations, name=name, folder=place)
+        return Stage(how, expert, other, self.discriminator_iterations, f"ilid: discriminator of {of}", of)
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         obs, action, floor, body = batch.union.obs, batch.union.action, self.cloner.log_std_floor, self.cloner.body()

@@ -37,8 +37,9 @@ from demosift.learning.discriminator import weight_metrics
 from demosift.learning.learner import TORCH_ADAM_EPSILON
 from demosift.learning.losses import discriminator_loss
 from demosift.learning.networks import Policy, fan_in_uniform
-from demosift.learning.prepared import key_of, prepared
-from demosift.learning.pretraining import Discriminator, Loss, logits, pretrain
+from demosift.learning.prepared import Kept, kept_in, key_of
+from demosift.learning.pretraining import Discriminator, Loss, Stage, logits
+from demosift.learning.stages import Stages, alone
 from demosift.ranges import BATCH, NOT_NEGATIVE, SHARE, STEPS, Range
 from demosift.results.checkpoint import Arrays
 from demosift.types import Demonstrations, InputError, Transitions
@@ -116,23 +117,29 @@ class TAILO:
 
     def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
         """The data with their weights; with a folder, the log-ratios of the states are kept there."""
+        kept = kept_in(folder)
+        return alone(self.prepare_in_stages(data, kept), kept)
+
+    def prepare_in_stages(self, data: Demonstrations, kept: Kept) -> Stages[Demonstrations]:
         if data.supplementary is None:
             raise InputError("tailo: needs a supplementary dataset to clone; bc does not")
         first = (self.eta, self.first_iterations, self.negative_share)
         second = (self.discriminator_iterations, self.gradient_penalty, self.discriminator_learning_rate)
         key = key_of(data, self.name, *first, *second, self.discriminator_batch_size, self.hidden)
-        rows = {"log_ratio": len(data.supplementary)}
-        log_ratio = prepared(key, folder, rows, lambda workshop: self.compare(data, workshop))["log_ratio"]
-        total = log_discounted_sum(self.kappa * log_ratio, data.supplementary.episode_ends, self.discount)
+        found = kept.read(key, {"log_ratio": len(data.supplementary)})
+        if found is None:
+            found = yield from self.compare(data)
+            kept.write(key, found)
+        total = log_discounted_sum(self.kappa * found["log_ratio"], data.supplementary.episode_ends, self.discount)
         return replace(data, weight=np.concatenate([np.zeros(len(data.expert)), np.exp(total - total.max())]))
 
-    def compare(self, data: Demonstrations, workshop: Path | None) -> Arrays:
+    def compare(self, data: Demonstrations) -> Stages[Arrays]:
         """R(s) of the pile's rows."""
         assert data.supplementary is not None
         normaliser, pile = fit_normaliser(data, "supplementary"), data.supplementary
         expert, other = (normaliser.apply(each.transitions.obs) for each in (data.expert, pile))
 
-        def discriminate(loss: Loss, negative: np.ndarray, iterations: int, of: str) -> Rows:
+        def stage(loss: Loss, negative: np.ndarray, iterations: int, of: str) -> Stage:
             how = Discriminator(
                 loss,
                 self.discriminator_learning_rate,
@@ -140,12 +147,12 @@ class TAILO:
                 batch_size=self.discriminator_batch_size,
                 hidden=self.hidden,
             )
-            place, name = None if workshop is None else workshop / of, f"tailo: {of} discriminator"
-            return logits(pretrain(how, expert, negative, iterations, name=name, folder=place), other)
+            return Stage(how, expert, negative, iterations, f"tailo: {of} discriminator", of)
 
-        first = discriminate(PositiveUnlabelled(self.eta), other, self.first_iterations, "first")
-        negative = safe_negatives(first, pile.episode_ends, self.negative_share)
-        return {"log_ratio": discriminate(discriminator_loss, other[negative], self.discriminator_iterations, "second")}
+        first = yield stage(PositiveUnlabelled(self.eta), other, self.first_iterations, "first")
+        negative = safe_negatives(logits(first, other), pile.episode_ends, self.negative_share)
+        second = yield stage(discriminator_loss, other[negative], self.discriminator_iterations, "second")
+        return {"log_ratio": logits(second, other)}
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         return State(init_cloner(batch, self.hidden, key, self.cloner, fan_in_uniform))

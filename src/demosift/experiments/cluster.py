@@ -20,8 +20,10 @@ from demosift.experiments.program import CHECKPOINT_SECONDS, Outcome, Planned, r
 from demosift.experiments.settling import Settled, settle, settle_failure
 from demosift.experiments.store import Store
 from demosift.learning.compiled import keep_programs
-from demosift.results.checkpoint import Checkpoint
+from demosift.results.checkpoint import Arrays, Checkpoint
+from demosift.results.prepared import Key
 from demosift.results.run import Row
+from demosift.simulation.cores import at_most_cores
 from demosift.simulation.simulate import Rollouts
 
 LISTEN_SECONDS = 0.5
@@ -51,6 +53,12 @@ class Archive:
     def write(self, ids: list[str], position: int, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any]) -> None:
         self.store.program(ids).write(position, arrays, note)
 
+    def read_prepared(self, method: str, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+        return self.store.prepared(method).read(key, rows)
+
+    def write_prepared(self, method: str, key: Key, arrays: Arrays) -> None:
+        self.store.prepared(method).write(key, arrays)
+
     def advanced(self, number: int, position: int) -> None:
         self.reached[number] = position
 
@@ -71,13 +79,37 @@ class RemoteCheckpoints:
         found: Checkpoint | None = ray.get(self.archive.read.remote(self.number, self.ids))
         if found is None:
             return None
-        # What Ray hands over shares its read-only memory.
-        return found._replace(arrays={name: np.array(array) for name, array in found.arrays.items()})
+        return found._replace(arrays=own_copies(found.arrays))
 
     def write(self, position: int, arrays: Mapping[str, np.ndarray], note: Mapping[str, Any]) -> None:
         import ray
 
         ray.get(self.archive.write.remote(self.ids, position, arrays, note))
+
+
+class RemotePrepared:
+    """What a method prepared, in the archive. A task whose node dies begins the preparation under way again."""
+
+    workshop = None
+
+    def __init__(self, archive: Any, method: str) -> None:
+        self.archive, self.method = archive, method
+
+    def read(self, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+        import ray
+
+        found: Arrays | None = ray.get(self.archive.read_prepared.remote(self.method, key, dict(rows)))
+        return None if found is None else own_copies(found)
+
+    def write(self, key: Key, arrays: Arrays) -> None:
+        import ray
+
+        ray.get(self.archive.write_prepared.remote(self.method, key, arrays))
+
+
+def own_copies(arrays: Arrays) -> Arrays:
+    """What Ray hands over shares its read-only memory."""
+    return {name: np.array(array) for name, array in arrays.items()}
 
 
 def run_task(
@@ -99,7 +131,7 @@ def run_task(
             for (cell, id_, description), each in zip(cells, ray.get(list(data)), strict=True)
         ]
         checkpoints = RemoteCheckpoints(archive, number, [each.id for each in program])
-        with Rollouts(num_workers) as pool:
+        with at_most_cores(num_workers), Rollouts(num_workers) as pool:
             outcome = run_program(
                 program,
                 checkpoints,
@@ -107,6 +139,7 @@ def run_task(
                 lambda position: archive.advanced.remote(number, position),
                 lambda: deadline is not None and time.time() > deadline,
                 checkpoint_seconds,
+                RemotePrepared(archive, program[0].cell.algorithm.name),
             )
         return Answer(outcome, None, where_made())
     except Exception:

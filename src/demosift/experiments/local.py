@@ -82,7 +82,8 @@ def run_local(
         checkpoints = store.program([each.id for each in program])
         rollouts = pool.get()
         try:
-            outcome = run_program(program, checkpoints, rollouts, advanced, stopped, checkpoint_seconds)
+            kept = store.prepared(program[0].cell.algorithm.name)
+            outcome = run_program(program, checkpoints, rollouts, advanced, stopped, checkpoint_seconds, kept)
         except Exception as error:
             if isinstance(error, WorkerError):
                 pool.renew(rollouts)  # another program may be using it, so not for anything else

@@ -4,24 +4,34 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from demosift.algorithms import Algorithm
+from demosift.data.normaliser import Normaliser
 from demosift.experiments.cells import Cell
 from demosift.experiments.prepare import DECIMALS, Prepared
-from demosift.files import plain
+from demosift.files import canonical, plain
 from demosift.learning.members import Member
+from demosift.learning.prepared import InMemory, Kept
+from demosift.learning.pretraining import Stopped
 from demosift.learning.program import Program
 from demosift.learning.runner import Callback, HostMetrics, Row, Schedule, run
+from demosift.learning.stages import together
 from demosift.results.checkpoint import Checkpoints, Note
 from demosift.simulation.evaluation import Evaluator
 from demosift.simulation.simulate import Rollouts
+from demosift.types import Demonstrations
 
 CHUNK = {"cpu": 100}  # iterations in one call
 CHUNK_ON_DEVICE = 1000  # the same on any other backend
 CHECKPOINT_SECONDS = 60.0
+
+PREPARING: dict[str, Lock] = {}
+"""Two programs of one method, such as its two rows, need the same data prepared: the second waits, and finds them."""
 
 
 class Planned(NamedTuple):
@@ -91,18 +101,34 @@ class Recorder(Callback):
         note |= {"members": [asdict(member) for member in self.members], "wall_seconds": self.wall_seconds}
 
 
-def make_program(planned: Sequence[Planned]) -> Program:
-    """The cells as members; those of one seed and task share their data on the device."""
-    shared: dict[Any, tuple[Any, Any]] = {}
+def make_program(
+    planned: Sequence[Planned], kept: Kept | None = None, stopped: Callable[[], bool] = lambda: False
+) -> Program:
+    """The cells as members; those of the same data share them on the device."""
+    method = planned[0].cell.algorithm
+    contents = [canonical([each.data.description, each.cell.data.expert_actions]) for each in planned]
+    sources: dict[str, Prepared] = {}
+    for each, content in zip(planned, contents, strict=True):
+        sources.setdefault(content, each.data)
+    with PREPARING.setdefault(method.name, Lock()):
+        data = prepare_all(method, list(sources.values()), kept or InMemory(), stopped)
+    prepared = dict(zip(sources, data, strict=True))
+    normalisers: dict[Any, Normaliser] = {}
     members = []
-    for each in planned:
-        cell, needs = each.cell, each.cell.algorithm.needs_supplementary
-        key = (cell.data, cell.normalise, needs, cell.algorithm.name)
-        if key not in shared:
-            data = cell.algorithm.prepare(each.data.needed(needs), None)
-            shared[key] = data, each.data.normaliser(cell.normalise)
-        members.append(Member(cell.algorithm, cell.seed, *shared[key], each.data.environment))
+    for each, content in zip(planned, contents, strict=True):
+        cell, key = each.cell, (content, each.cell.normalise)
+        if key not in normalisers:
+            normalisers[key] = each.data.normaliser(cell.normalise)
+        members.append(Member(cell.algorithm, cell.seed, prepared[content], normalisers[key], each.data.environment))
     return Program(members, planned[0].cell.precision, planned[0].cell.ensemble)
+
+
+def prepare_all(
+    method: Algorithm, data: Sequence[Prepared], kept: Kept, stopped: Callable[[], bool]
+) -> list[Demonstrations]:
+    """What each of these is trained on. What the method does for many datasets at once is done for all of them."""
+    needed = (each.needed(method.needs_supplementary) for each in data)
+    return together([method.prepare_in_stages(each, kept) for each in needed], kept, stopped)
 
 
 def run_program(
@@ -112,17 +138,23 @@ def run_program(
     advanced: Callable[[int], None] = lambda position: None,
     stopped: Callable[[], bool] = lambda: False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    kept: Kept | None = None,
 ) -> Outcome:
     """Train and evaluate the cells, from their checkpoint if there is one.
 
     When `stopped` returns true, the program writes a checkpoint and ends unfinished. `advanced` follows every chunk.
+    What is prepared before training is looked for in `kept`, and left there.
     """
     cell = planned[0].cell
     iterations, schedule = cell.iterations, cell.schedule
     episodes = partial(schedule.episodes_at, iterations=iterations)
     recorder = Recorder(len(planned), advanced)
+    try:
+        trainee = make_program(planned, kept, stopped)
+    except Stopped:
+        return Outcome(False, 0, recorder.members, recorder.wall_seconds)
     outcome = run(
-        make_program(planned),
+        trainee,
         Schedule(
             iterations, chunk_length(schedule.every), checkpoint_seconds=checkpoint_seconds, checkpoint_last=False
         ),

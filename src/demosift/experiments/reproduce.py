@@ -67,6 +67,8 @@ def reproduce(
                     run = run_on_ray if engine == "ray" else partial(run_local, num_workers=num_workers)
                     complete = run(programs, store, view, deadline=deadline, checkpoint_seconds=checkpoint_seconds)
             failed = {cell_id: reason for cell_id in planned if (reason := store.failure_reason(cell_id)) is not None}
+            if complete and not failed:
+                store.forget_prepared()
             answer |= {"cells": len(planned), "done": view.done, "ran": left, "failed": failed, "complete": complete}
             lines.append(
                 f"{view.done} of {len(planned)} cells done"

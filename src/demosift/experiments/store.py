@@ -3,6 +3,7 @@
 cells/ID.json            a finished cell, sealed (`demosift.results.cell`)
 failures/ID.json         a cell that failed, with the traceback; the next command tries it again
 unfinished/PROGRAM/      program.json and the newest two checkpoints of cells that train together
+unfinished/prepared/     what methods prepared before their training (`demosift.results.prepared`), a folder for each
 grids/NAME.json          the ids of the cells that a preset asked for
 """
 
@@ -15,12 +16,15 @@ from typing import Any
 import numpy as np
 
 from demosift.files import Unusable, canonical, is_partial, mismatch, read_json, sweep, write_json
+from demosift.learning.prepared import OnShelf
 from demosift.results import cell
 from demosift.results.cell import CELLS, FAILURES, GRIDS, UNFINISHED
 from demosift.results.checkpoint import Checkpoint, CheckpointFolder
 from demosift.results.folder import is_grid_folder
 from demosift.results.measured import is_count, is_number
 from demosift.types import InputError
+
+PREPARED = "prepared"
 
 
 class Store:
@@ -95,6 +99,15 @@ class Store:
         """The program of these cells, in this order."""
         return Unfinished(self.path / UNFINISHED / program_id(ids), ids)
 
+    def prepared(self, method: str) -> OnShelf:
+        """What this method prepares before its training."""
+        return OnShelf(self.path / UNFINISHED / PREPARED / method)
+
+    def forget_prepared(self) -> None:
+        """Nothing is left to do that needs it, unless another grid was begun in this folder."""
+        if not self.unfinished():
+            shutil.rmtree(self.path / UNFINISHED / PREPARED, ignore_errors=True)
+
     def unfinished(self) -> list[list[str]]:
         """The cells of every unfinished program, in the order of its members."""
         found = []
@@ -114,7 +127,8 @@ class Store:
             if all(map(self.finished, ids)):
                 self.program(ids).discard()
         programs = (self.path / UNFINISHED).glob("*")
-        parts = [part for program in programs for part in (program, program / "checkpoint")]
+        folders = [*programs, *(self.path / UNFINISHED / PREPARED).glob("*")]
+        parts = [part for folder in folders for part in (folder, folder / "checkpoint")]
         sweep(*(self.path / name for name in (CELLS, FAILURES, GRIDS, UNFINISHED, "data")), *parts)
 
 

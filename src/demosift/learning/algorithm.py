@@ -17,6 +17,8 @@ from demosift.types import Demonstrations, InputError, Transitions
 
 if TYPE_CHECKING:
     from demosift.learning.cloning import Cloner
+    from demosift.learning.prepared import Kept
+    from demosift.learning.stages import Stages
 
 Metrics = dict[str, Float[Array, ""]]
 State = Any  # each algorithm's own named tuple
@@ -97,6 +99,10 @@ class Algorithm(Method, Protocol):
 
     def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
         """The data with what it needs beside it, which may be kept in the folder. The data as it is."""
+        ...
+
+    def prepare_in_stages(self, data: Demonstrations, kept: "Kept") -> "Stages[Demonstrations]":
+        """The same, as work that yields what can be done for many datasets at once. `prepare`, in one go."""
         ...
 
     def work(self) -> list[Work]:
@@ -241,6 +247,11 @@ def describe(setting: Method) -> dict[str, Any]:
     return told
 
 
+def _prepare_in_one_go(self: Algorithm, data: Demonstrations, kept: "Kept") -> "Stages[Demonstrations]":
+    yield from ()
+    return self.prepare(data, None)
+
+
 @dataclass_transform(frozen_default=True)
 def algorithm(cls: type[A]) -> type[A]:
     """Make a class of hyper-parameters a frozen dataclass and a pytree, and add the defaults of the contract.
@@ -265,6 +276,7 @@ def algorithm(cls: type[A]) -> type[A]:
         "check": lambda self: None,
         "check_data": lambda self, data: None,
         "prepare": lambda self, data, folder: data,
+        "prepare_in_stages": _prepare_in_one_go,
         "work": lambda self: [cloning_work(self.batch_size, self.hidden)],
     }
     for name, default in defaults.items():

@@ -1,16 +1,15 @@
-"""What is worked out once, before training, from the data and a few settings: kept in memory and in a run's folder.
+"""What is worked out once, before training, from the data and a few settings: kept in memory or in a folder.
 
 Cells of a grid that share their data, and settings that differ only in how the policy is cloned, find it here.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from demosift.files import digest as digest_arrays
 from demosift.results.checkpoint import Arrays
-from demosift.results.prepared import Key, read_prepared, write_prepared
+from demosift.results.prepared import Key, read_prepared, read_shelved, write_prepared, write_shelved
 from demosift.types import Dataset, Demonstrations
 
 KNOWN: dict[Key, Arrays] = {}
@@ -36,17 +35,76 @@ def remember(key: Key, make: Callable[[], Arrays]) -> Arrays:
     return KNOWN[key]
 
 
-def prepared(key: Key, folder: Path | None, rows: Mapping[str, int], make: Callable[[Path | None], Arrays]) -> Arrays:
-    """As `remember`; with a folder, from the file there, which is written if there is none.
+@runtime_checkable  # tests check types while they run
+class Kept(Protocol):
+    """Where what was prepared is looked for, and left for whoever needs it next."""
 
-    `rows` says which arrays there are, and how long they are. `make` is given a place for its checkpoints, which goes
-    when the file is written.
+    @property
+    def workshop(self) -> Path | None:
+        """A place for the checkpoints of what is being prepared."""
+        ...
+
+    def read(self, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+        """Arrays of these names and lengths, if they are there."""
+        ...
+
+    def write(self, key: Key, arrays: Arrays) -> None: ...
+
+
+class InMemory:
+    """As long as this process lives."""
+
+    workshop = None
+
+    def read(self, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+        return KNOWN.get(key)
+
+    def write(self, key: Key, arrays: Arrays) -> None:
+        KNOWN[key] = arrays
+
+
+class InFolder:
+    """In the folder of a run, which has one preparation and refuses another's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.workshop = folder, folder / "checkpoint"
+
+    def read(self, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+        found = read_prepared(self.folder, key, rows)
+        if found is None and key in KNOWN:
+            found = KNOWN[key]
+            write_prepared(self.folder, key, found)
+        return found
+
+    def write(self, key: Key, arrays: Arrays) -> None:
+        KNOWN[key] = arrays
+        write_prepared(self.folder, key, arrays)
+
+
+class OnShelf:
+    """In the folder of a grid, which has many, each under a name made of its key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.workshop = folder, folder / "checkpoint"
+
+    def read(self, key: Key, rows: Mapping[str, int]) -> Arrays | None:
+        return read_shelved(self.folder, key, rows)
+
+    def write(self, key: Key, arrays: Arrays) -> None:
+        write_shelved(self.folder, key, arrays)
+
+
+def kept_in(folder: Path | None) -> Kept:
+    return InMemory() if folder is None else InFolder(folder)
+
+
+def prepared(key: Key, kept: Kept, rows: Mapping[str, int], make: Callable[[], Arrays]) -> Arrays:
+    """What is kept under the key, or else what `make` gives.
+
+    `rows` says which arrays there are, and how long they are.
     """
-    if folder is None:
-        return remember(key, lambda: make(None))
-    found, workshop = read_prepared(folder, key, rows), folder / "checkpoint"
+    found = kept.read(key, rows)
     if found is None:
-        found = remember(key, lambda: make(workshop))
-        write_prepared(folder, key, found)
-    shutil.rmtree(workshop, ignore_errors=True)
+        found = make()
+        kept.write(key, found)
     return found

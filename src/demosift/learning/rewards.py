@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from demosift.learning.prepared import key_of, prepared
+from demosift.learning.prepared import kept_in, key_of, prepared
 from demosift.types import Dataset, Demonstrations
 
 Reward = Float[np.ndarray, "rows"]
@@ -51,4 +51,4 @@ def made_once(
     """What `make` gives these data, once in a process and once in a folder."""
     key = key_of(data, method, data.expert_actions)
     rows = {"reward": len(data.expert) + len(data.supplementary or ())}
-    return prepared(key, folder, rows, lambda _: {"reward": make(data).astype(np.float32)})["reward"]
+    return prepared(key, kept_in(folder), rows, lambda: {"reward": make(data).astype(np.float32)})["reward"]

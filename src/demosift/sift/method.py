@@ -19,11 +19,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from demosift.algorithms.bc import State, clone_evenly
 from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
+from demosift.learning.apart import Apart
 from demosift.learning.cloning import ROBUST, Cloner, init_cloner
 from demosift.learning.networks import Policy
-from demosift.learning.prepared import KNOWN, digest, key_of, remember
+from demosift.learning.prepared import KNOWN, Kept, digest, key_of, remember
+from demosift.learning.stages import Stages
 from demosift.registry import SCORERS
 from demosift.results.checkpoint import Arrays
+from demosift.results.prepared import Key
 from demosift.types import Demonstrations, InputError, Transitions
 
 
@@ -61,16 +64,33 @@ class Sift:
             if len(weight) != len(data.expert) + len(data.supplementary):
                 raise InputError(f"{folder}: the scores are of other data; choose another folder")
             return replace(data, weight=weight)
-        key = key_of(data, self.name, self.scorer, *([] if data.bad is None else [digest(data.bad)]))
+        key = self.key(data)
         if folder is not None:
             KNOWN.pop(key, None)  # the folder gets more than the weights: their page, and a row for each episode
         return replace(data, weight=remember(key, lambda: self.score(data, folder))["weight"])
 
-    def score(self, data: Demonstrations, folder: Path | None) -> Arrays:
+    def prepare_in_stages(self, data: Demonstrations, kept: Kept) -> Stages[Demonstrations]:
+        """The same without a page. A scorer that only this process knows is not looked for in another."""
+        if data.weight is not None:
+            return data
+        if data.supplementary is None:
+            raise InputError("sift: needs a supplementary dataset to score; bc does not")
+        key = self.key(data)
+        found = kept.read(key, {"weight": len(data.expert) + len(data.supplementary)})
+        if found is None:
+            elsewhere = SCORERS.is_ours(self.scorer)
+            found = (yield Apart(score_alone, (self.scorer, data))) if elsewhere else self.score(data, None)
+            kept.write(key, found)
+        return replace(data, weight=found["weight"])
+
+    def key(self, data: Demonstrations) -> Key:
+        return key_of(data, self.name, self.scorer, *([] if data.bad is None else [digest(data.bad)]))
+
+    def score(self, data: Demonstrations, folder: Path | None, progress: bool | None = None) -> Arrays:
         from demosift.sift.scoring import score  # here: a machine that only trains may lack what scoring needs
 
         assert data.supplementary is not None
-        scored = score(data.expert, data.supplementary, bad=data.bad, scorer=self.scorer, out=folder)
+        scored = score(data.expert, data.supplementary, bad=data.bad, scorer=self.scorer, out=folder, progress=progress)
         return {"weight": scored.weight}
 
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
@@ -89,3 +109,8 @@ class Sift:
 
     def work(self) -> list[Work]:
         return [cloning_work(self.batch_size, self.hidden)]
+
+
+def score_alone(scorer: str, data: Demonstrations) -> Arrays:
+    """A function of this module, so that another process finds it."""
+    return Sift(scorer=scorer).score(data, None, progress=False)
