@@ -9,6 +9,9 @@ recording misleads both.
     an expert state, another action          harms            (Theorem 2 and its lower bound)
     another state                            in between       (Theorem 4: no harm, and not much help)
 
+NBCU is never advised: where the whole pile helps, sift's weights are nearly even and it is as good, and where nearest
+neighbours overlook what harms, it is far better (results/README.md, "Does the diagnosis tell the truth?").
+
 Two rules go beyond the paper's table, to methods that do not clone the expert's own kind of rows: nearest-neighbour
 rewards with IQL where the pile covers the expert's states but holds nothing like it, and SMODICE or TAILO where nobody
 knows the expert's actions. They are heuristics, and say so, as long as no grid has measured them.
@@ -34,7 +37,7 @@ FEW_EXPERT = 50  # with fewer expert rows, shares of them mean nothing
 NEAR = 0.05  # with a smaller share of the pile on expert states, there is no overlap to speak of
 WRONG = 0.15  # tolerated share of other actions on expert states; the expert's own rows would show 0.05
 ENOUGH = 0.1  # fewest expert-like rows of the pile that are worth having, over the expert's own rows
-LIKE = 0.5  # NBCU needs this share of the pile's rows on expert states to weigh as much as the expert's
+LIKE = 0.5  # a pile of the expert's own kind has this share of its rows on expert states weigh as much as the expert's
 MISTAKEN = 0.05  # share of the expert's own rows that nearest neighbours take for other actions
 HALVED = 0.5  # above `MISTAKEN`, expert-like rows may have at most this part of the pile's share of other actions
 FEW_OF_A_KIND = 30  # with fewer rows, their share of other actions is not measured
@@ -79,7 +82,7 @@ class Evidence(NamedTuple):
 
 
 class Advice(NamedTuple):
-    method: str | None  # bc, nbcu, sift, seabo, smodice, tailo (wbcu in files of before); None: cannot tell
+    method: str | None  # bc, sift, seabo, smodice, tailo (nbcu, wbcu in files of before); None: cannot tell
     headline: str
     reason: str
     heuristic: bool = False  # whether the rule rests on no theorem and no measurement
@@ -138,11 +141,16 @@ def advise(seen: Evidence) -> Advice:
     if seen.near >= NEAR and seen.wrong <= WRONG and seen.expert_like >= LIKE * seen.near:
         reason = (
             f"{on_expert_states}, with the expert's action on {1 - seen.wrong:.0%} of it; in the paper's table these "
-            "are the samples that help, and so few others harm that weights would only cost samples."
+            "are the samples that help."
         )
         if seen.same_rows:
-            reason += " (They are the expert's own rows again, so BC is the same.)"
-        return Advice("nbcu", "Train NBCU: the pile looks like the expert's own data.", reason)
+            reason += " They are the expert's own rows again, so there is nothing to gain."
+            return Advice("bc", "Train BC: the pile is the expert's own data again.", reason)
+        reason += (
+            " NBCU clones all of the pile alike. Sift does the same where its weights are alike, and leaves out what "
+            "nearest neighbours have not seen."
+        )
+        return Advice("sift", "Train sift: most of the pile looks like the expert's own data.", reason)
     if few:
         reason = (
             f"{on_expert_states}, with another action on {seen.wrong:.0%} of it; in the paper's table these are the "
