@@ -27,6 +27,20 @@ def test_a_pile_has_an_expert_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (error.mean(axis=1) < 0.1).tolist() == [True, False, False, True, False, False]
 
 
+def test_an_address_is_for_the_cluster_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`score` refuses an address without the engine that it is for."""
+    asked = []
+
+    def measure(expert: Path, supplementary: Path, out: Path, scorer: str, engine: str, address: str | None):
+        asked.append((engine, address))
+        out.mkdir()
+        return {}
+
+    monkeypatch.setattr(bench_scale, "measure_score", measure)
+    bench_scale.measure_rows(tmp_path, 2_000, "neighbours", ("local", "ray"), "10.0.0.1:6379")
+    assert asked == [("local", None), ("ray", "10.0.0.1:6379")]
+
+
 @pytest.mark.long
 def test_rows_stages_and_a_table(tmp_path: Path):
     out = tmp_path / "scale.json"

@@ -111,7 +111,7 @@ def measure_rows(
     write_rows(supplementary, num_rows, 1)
     reading, answers, digests = read_seconds(supplementary), [], []
     for engine in engines:
-        found = measure_score(expert, supplementary, out, scorer, engine, address)
+        found = measure_score(expert, supplementary, out, scorer, engine, address if engine == "ray" else None)
         size = round(supplementary.stat().st_size / 1e9, 3)
         answers.append({"rows": num_rows, "file_gigabytes": size, "read_seconds": round(reading, 1), **found})
         digests.append({path.name: file_digest(path) for path in out.iterdir()})
