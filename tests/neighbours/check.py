@@ -6,7 +6,8 @@
 
 The newest LeRobot reads version 3.0 of its format, 0.3.3 was the last to read version 2.1. Environments found in the
 working folder are used as they are. Which PyTorch is installed says `--torch`: pip's own choice for Linux comes with
-gigabytes of CUDA, and a build for processors alone is enough.
+gigabytes of CUDA, and a build for processors alone is enough. Where a program needs another version of PyTorch than
+that, pip replaces it by its own choice: for LeRobot 0.3.3 it has to be older than 2.8.
 """
 
 import argparse

@@ -8,6 +8,7 @@ python with_lerobot.py weights DATASET FILE
 # What is imported here is not installed where the types are checked.
 # pyright: reportMissingImports=false, reportMissingModuleSource=false, reportOptionalMemberAccess=false
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -51,9 +52,18 @@ def write(folder: str) -> None:
         dataset.finalize()
 
 
+def decoder() -> str:
+    """LeRobot takes torchcodec wherever it is installed, but without FFmpeg's libraries it does not load."""
+    try:
+        importlib.import_module("torchcodec.decoders")
+    except (ImportError, OSError, RuntimeError):
+        return "pyav"
+    return "torchcodec"
+
+
 def read(folder: str, episodes: str, frames: str) -> None:
     """Every frame with its picture, and one step of `lerobot-train`."""
-    dataset = LeRobotDataset(REPOSITORY, root=folder)
+    dataset = LeRobotDataset(REPOSITORY, root=folder, video_backend=decoder())
     found = (dataset.num_episodes, dataset.num_frames, len(dataset))
     assert found == (int(episodes), int(frames), int(frames)), found
     for index in range(len(dataset)):
@@ -70,6 +80,7 @@ def read(folder: str, episodes: str, frames: str) -> None:
         small += ["n_action_steps=4", "pretrained_backbone_weights=null", "device=cpu", "push_to_hub=false"]
         flags = [f"--policy.{each}" for each in ["type=act", "use_vae=false", *small]]
         flags += [f"--dataset.repo_id={REPOSITORY}", f"--dataset.root={folder}", f"--output_dir={temporary}/run"]
+        flags += [f"--dataset.video_backend={decoder()}"]
         flags += ["--steps=1", "--batch_size=4", "--num_workers=0", "--wandb.enable=false"]
         command = [str(Path(sys.executable).with_name("lerobot-train")), *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -82,7 +93,7 @@ def weights(folder: str, file: str) -> None:
     """The weights of frames are aligned with the dataset, and weigh a batch's loss."""
     import pandas as pd
 
-    dataset, table = LeRobotDataset(REPOSITORY, root=folder), pd.read_parquet(file)
+    dataset, table = LeRobotDataset(REPOSITORY, root=folder, video_backend=decoder()), pd.read_parquet(file)
     assert list(table.columns) == ["index", "weight"]
     assert table["index"].tolist() == [int(index) for index in dataset.hf_dataset["index"]]
     values = table["weight"].to_numpy()
