@@ -9,7 +9,7 @@ from demosift.experiments.prepare import Prepared
 from demosift.experiments.program import Planned
 from demosift.experiments.store import Store
 
-MEMBERS_ON_DEVICE = 60  # more gain little even on the largest cards, and make chunks long
+MEMBERS_ON_DEVICE = 240  # networks: on an H200 they train faster than four programs of 60, and compile once
 
 
 def identify(
