@@ -18,7 +18,7 @@ from demosift.algorithms import BC, ILID
 from demosift.learning import apart, prepared, pretraining, stages
 from demosift.learning.apart import Apart
 from demosift.learning.losses import discriminator_loss
-from demosift.learning.prepared import InMemory, Kept, OnShelf
+from demosift.learning.prepared import KNOWN, InMemory, Kept, OnShelf
 from demosift.learning.pretraining import Discriminator, OwnRows, Pretraining, Stage, Stopped, lay_out
 from demosift.learning.runner import Bar
 from demosift.learning.stages import alone, programs, together
@@ -59,6 +59,12 @@ def three() -> list[Demonstrations]:
 
 
 def prepare(name: str, data: list[Demonstrations], kept: Kept, **rest: Any) -> list[np.ndarray]:
+    """As a process of its own does it, which knows nothing yet."""
+    KNOWN.clear()
+    return prepare_here(name, data, kept, **rest)
+
+
+def prepare_here(name: str, data: list[Demonstrations], kept: Kept, **rest: Any) -> list[np.ndarray]:
     found = together([tiny(name).prepare_in_stages(each, kept) for each in data], kept, **rest)
     return [weights_of(each) for each in found]
 
@@ -173,6 +179,14 @@ def test_one_that_fails_lets_the_others_end(tmp_path: Path, trained: list[int], 
     prepare("tailo", data, shelf)
     assert trained == [3, 2, 1, 1]
     assert not shelf.workshop.exists()
+
+
+def test_a_grid_finds_what_its_process_has_prepared(tmp_path: Path, trained: list[int]):
+    first = prepare("tailo", three(), InMemory())
+    assert trained == [3, 3]
+    second = prepare_here("tailo", three(), OnShelf(tmp_path))
+    assert trained == [3, 3]
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.mark.parametrize("at", [3, 8])

@@ -9,15 +9,13 @@ import argparse
 import json
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 from measure import ROBUST, scores
 from rich.console import Console
-from together import know_scores, record_pools, train
+from together import train
 
-from demosift.data import read_dataset, write_dataset
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.files import write_json
@@ -28,24 +26,6 @@ from demosift.types import Dataset, Demonstrations
 
 METHODS = ("sift", "bc", "nbcu", "wbcu-two-stage", "demodice")
 FIFTHS = 5
-
-
-def record(env: str, replay: str, folder: str) -> None:
-    """Record the replay's expert once, so that every process has the same episodes."""
-    path = Path(folder, f"{env}-full-replay-20.hdf5")
-    if not path.exists():
-        write_dataset(Sources(env, replay_folder=Path(replay, env)).replay[0], path)
-
-
-@cache
-def sources(env: str, replay: str, folder: str) -> Sources:
-    recorded = read_dataset(Path(folder, f"{env}-full-replay-20.hdf5"))
-    return Sources(env, replay_folder=Path(replay, env), recorded=recorded)
-
-
-def make(env: str, replay: str, seed: int, folder: str) -> Demonstrations:
-    """As `reproduce` makes it, from the expert's episodes that are stored with the grid."""
-    return draw_task(sources(env, replay, folder), "full-replay", seed)
 
 
 def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, object]:
@@ -128,11 +108,6 @@ def main() -> None:
         ensemble=5,
         replay=options.replay,
     )
-    folder = options.out / "data"
-    folder.mkdir(exist_ok=True)
-    record_pools(record, [(env, options.replay, str(folder)) for env in options.envs])
-    if "sift" in options.methods:
-        know_scores(make, [(env, options.replay, seed, str(folder)) for env in options.envs for seed in request.seeds])
     reproduce("full-replay", options.out, request, console=Console(file=sys.stderr))
     summary = scores(options.out)
     (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -8,19 +8,21 @@ import argparse
 import json
 import sys
 import time
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from together import know_scores, record_pools
 
-from demosift.data import read_dataset, write_dataset
+from demosift.experiments.cells import DataKey
+from demosift.experiments.prepare import Preparation
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
+from demosift.learning.prepared import InMemory
+from demosift.learning.stages import together
+from demosift.sift.method import Sift
 from demosift.simulation.environments import IN_THE_PAPER
-from demosift.tasks.recipes import Sources, draw_task
 from demosift.types import Demonstrations
 
 PAPER = {"learning_rate": 3e-4, "log_std_floor": None, "decay": 0.0, "rate_schedule": "constant"}
@@ -64,22 +66,6 @@ VARIANTS = {
 }
 
 
-def record(env: str, pool: int, folder: str) -> None:
-    path = Path(folder, f"{env}-noisy-expert-{pool}.hdf5")
-    if not path.exists():
-        write_dataset(Sources(env, pool).expert_pool, path)
-
-
-@cache
-def sources(env: str, pool: int, folder: str) -> Sources:
-    return Sources(env, pool, recorded=read_dataset(Path(folder, f"{env}-noisy-expert-{pool}.hdf5")))
-
-
-def make(env: str, seed: int, pool: int, folder: str) -> Demonstrations:
-    """As `reproduce` makes it."""
-    return draw_task(sources(env, pool, folder), "noisy-expert", seed)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
@@ -95,11 +81,11 @@ def main() -> None:
     summary = json.loads(summary_file.read_text()) if summary_file.exists() else {}
     shared = options.out / "data"
     shared.mkdir(parents=True, exist_ok=True)
-    record_pools(record, [(env, options.pool, str(shared)) for env in options.envs])
     seeds = range(options.seed, options.seed + options.seeds)
-    asked = {method for name in options.variants for method in VARIANTS[name][0]} & set(options.methods or ["sift"])
-    if "sift" in asked:
-        know_scores(make, [(env, seed, options.pool, str(shared)) for env in options.envs for seed in seeds])
+    if any("sift" in VARIANTS[name][0] for name in options.variants) and "sift" in (options.methods or ["sift"]):
+        prepare = Preparation(shared)
+        keys = [DataKey(env, "noisy-expert", seed, "task", options.pool) for env in options.envs for seed in seeds]
+        know_scores([prepare(key).demonstrations for key in keys])
     for name in options.variants:
         methods, settings, ensemble, iterations = VARIANTS[name]
         iterations = int(iterations * options.share)
@@ -126,6 +112,12 @@ def main() -> None:
         for method, of_envs in summary[name].items():
             if method != "seconds":
                 print(name, method, {key: value for key, value in of_envs.items() if key != "seeds"}, flush=True)
+
+
+def know_scores(sets: Sequence[Demonstrations]) -> None:
+    """Score these sets beside one another; every grid of this process then finds their weights."""
+    memory = InMemory()
+    together([Sift().prepare_in_stages(data, memory) for data in sets], memory)
 
 
 def scores(folder: Path) -> dict[str, dict[str, Any]]:

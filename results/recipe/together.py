@@ -10,7 +10,6 @@ import numpy as np
 from demosift.algorithms import REGISTRY, make_algorithm
 from demosift.learning.cloning import RECIPES
 from demosift.learning.fit import fit
-from demosift.learning.prepared import KNOWN, key_of
 from demosift.simulation.cores import available_cores
 from demosift.simulation.evaluation import evaluate
 from demosift.types import Demonstrations, EnvironmentSpec
@@ -47,12 +46,6 @@ def score_all(
             return pool.starmap(score_one, [(make, each) for each in arguments], chunksize=1)
     finally:
         os.environ.pop("JAX_PLATFORMS") if before is None else os.environ.update(JAX_PLATFORMS=before)
-
-
-def know_scores(make: Callable[..., Demonstrations], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Score every set that `make` makes, so that sift finds the weights when it is trained on them."""
-    for each, (weight, _) in zip(arguments, score_all(make, arguments), strict=True):
-        KNOWN[key_of(make(*each), "sift", "contrast")] = {"weight": weight}
 
 
 def record_pools(sources: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> None:

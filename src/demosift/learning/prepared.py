@@ -82,13 +82,13 @@ class InFolder:
 
 
 class OnShelf:
-    """In the folder of a grid, which has many, each under a name made of its key."""
+    """In the folder of a grid, which has many, each under a name made of its key. Memory keeps none of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.workshop = folder, folder / "checkpoint"
 
     def read(self, key: Key, rows: Mapping[str, int]) -> Arrays | None:
-        return read_shelved(self.folder, key, rows)
+        return read_shelved(self.folder, key, rows) or KNOWN.get(key)
 
     def write(self, key: Key, arrays: Arrays) -> None:
         write_shelved(self.folder, key, arrays)
