@@ -10,7 +10,6 @@ from conftest import random_dataset
 
 from demosift.bench import scores as bench
 from demosift.cli.main import main
-from demosift.sift.scoring import Scored
 from demosift.tasks.recipes import ORIGINS
 from demosift.types import Dataset, Demonstrations, InputError, Origin
 
@@ -22,26 +21,42 @@ def supplementary(seed: int = 1) -> Dataset:
     return Dataset(data.transitions, data.timeout, origin=Origin(code, ORIGINS))
 
 
-def scored(weight: np.ndarray, data: Dataset) -> Scored:
-    """As if one expert episode of six rows came first."""
-    ends = np.concatenate([[6], 6 + data.episode_ends])
-    weight = np.concatenate([np.ones(6), weight])
-    return Scored(weight, weight, weight, 6, ends, 1, {"threshold": 0.5})  # type: ignore[arg-type]
-
-
 def test_judges_by_hand(monkeypatch: pytest.MonkeyPatch):
     data = supplementary()
-    clean = data.origin.code == ORIGINS.index("clean")  # type: ignore[union-attr]
-    right, wrong = np.where(clean, 2.0, 0.5), np.where(clean, 0.5, 2.0)
-    assert bench.separation(scored(right, data), data) == 1.0
-    assert bench.separation(scored(wrong, data), data) == 0.0
+    length = np.diff(data.episode_ends, prepend=0)
+
+    def judged(episode: np.ndarray) -> bench.Judged:
+        return bench.Judged(np.repeat(episode, length), episode)
+
+    right, wrong = judged(np.repeat([2.0, 0.5], 5)), judged(np.repeat([0.5, 2.0], 5))
+    assert bench.separation(right, data) == 1.0
+    assert bench.separation(wrong, data) == 0.0
     monkeypatch.setattr(bench, "NEEDLES", 5)
-    assert bench.precision(scored(right, data), data) == 1.0
-    assert bench.precision(scored(wrong, data), data) == 0.0
-    by_return = np.repeat(np.exp(data.returns()), np.diff(data.episode_ends, prepend=0))
-    assert bench.correlation(scored(by_return, data), data) == pytest.approx(1.0)
-    assert bench.correlation(scored(1 / by_return, data), data) == pytest.approx(-1.0)
-    assert bench.correlation(scored(np.ones(60), data), data) == 0.0
+    assert bench.precision(right, data) == 1.0
+    assert bench.precision(wrong, data) == 0.0
+    assert bench.correlation(judged(data.returns()), data) == pytest.approx(1.0)
+    assert bench.correlation(judged(-data.returns()), data) == pytest.approx(-1.0)
+    assert bench.correlation(judged(np.ones(10)), data) == 0.0
+
+
+@pytest.mark.parametrize("name", bench.AGREEMENT)
+def test_agreement_looks_at_no_expert(name: str):
+    """Ten episodes of one way to act, the last five of them with noise: these agree less."""
+    rng = np.random.default_rng(0)
+    data = random_dataset(1, 600)
+    obs = data.transitions.obs
+    action = np.tanh(obs @ rng.normal(size=(obs.shape[1], data.transitions.action.shape[1]))).astype(np.float32)
+    noisy = np.arange(len(obs)) >= 300
+    action[noisy] = rng.uniform(-1, 1, action[noisy].shape)
+    code = np.where(noisy, ORIGINS.index("noisy"), ORIGINS.index("clean")).astype(np.int8)
+    pile = Dataset(data.transitions._replace(action=action), data.timeout, origin=Origin(code, ORIGINS))
+    asked = bench.request("noisy-expert", "hopper", 0, name, Demonstrations(random_dataset(3, 12), pile))
+    one, other = (
+        bench.measure_scorer(asked, Demonstrations(random_dataset(seed, 12), pile))["value"] for seed in (3, 4)
+    )
+    assert one == other
+    assert one > 0.9
+    assert asked["members"] == 0
 
 
 class Counted:

@@ -6,6 +6,9 @@ There are three measures, each with a target. A scorer never sees what it is jud
     haystack       precision among the best 20 of 2,000 episodes; 20 are the expert's, the rest medium and random
     full-replay    Spearman correlation of an episode's mean log-weight and its return
 
+Beside the scorers stand the measures of agreement that `score --expert none` ranks by: of each episode, from the
+supplementary set alone. A row then has its episode's number.
+
 The last needs replays (`--replay DIR`, with what `demosift collect` wrote for an environment in DIR/ENV), and is left
 out for environments without one.
 
@@ -20,18 +23,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from demosift.bench import check_out, known, write_with_tables
+from demosift.data.rows import DatasetRows
 from demosift.files import Unusable, digest, plain, provenance, read_json
 from demosift.policy import RandomPolicy
 from demosift.registry import SCORERS
 from demosift.report.statistics import probability_greater
+from demosift.sift.agreement import measure_agreement
 from demosift.sift.scorers import DEFAULT, make_scorer
-from demosift.sift.scoring import Scored, score
+from demosift.sift.scoring import score
 from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
 from demosift.tasks.recipes import ORIGINS, make_task
@@ -42,6 +47,7 @@ TARGETS = {"noisy-expert": 0.97, "haystack": 0.95, "full-replay": 0.8}
 HIGHER = {("noisy-expert", "halfcheetah"): 0.99, ("noisy-expert", "ant"): 0.99}
 NEEDLES, HAY = 20, 990  # episodes of the expert; of the medium and the random policy, each
 REPEATED = (DEFAULT, "neighbours")  # measured with every seed and three members; the others with one of each
+AGREEMENT = ("agreement", "predictability", "information")  # without an expert; with every seed
 HAYSTACKS = ("hopper",)  # elsewhere 2,000 episodes take minutes to record
 
 Row = dict[str, Any]
@@ -52,30 +58,32 @@ def target(measure: str, env: str) -> float:
     return HIGHER.get((measure, env), TARGETS[measure])
 
 
-def separation(scored: Scored, supplementary: Dataset) -> float:
+class Judged(NamedTuple):
+    """What a scorer says of the supplementary set: larger is better."""
+
+    row: np.ndarray
+    episode: np.ndarray
+
+
+def separation(found: Judged, supplementary: Dataset) -> float:
     """AUC of clean against noisy rows."""
     assert supplementary.origin is not None
-    clean, noisy = (
-        scored.supplementary[supplementary.origin.code == ORIGINS.index(name)] for name in ("clean", "noisy")
-    )
+    clean, noisy = (found.row[supplementary.origin.code == ORIGINS.index(name)] for name in ("clean", "noisy"))
     return probability_greater(clean, noisy)
 
 
-def episode_weights(scored: Scored) -> np.ndarray:
-    return scored.episodes()["log_weight"][scored.num_expert_episodes :]
-
-
-def precision(scored: Scored, supplementary: Dataset) -> float:
+def precision(found: Judged, supplementary: Dataset) -> float:
     """The share of expert episodes among the best, taking as many as the expert has."""
-    best = np.argsort(-episode_weights(scored), kind="stable")[:NEEDLES]
+    best = np.argsort(-found.episode, kind="stable")[:NEEDLES]
     assert supplementary.origin is not None
     return float(np.mean(supplementary.origin.code[supplementary.episode_starts[best]] == ORIGINS.index("clean")))
 
 
-def correlation(scored: Scored, supplementary: Dataset) -> float:
-    """Spearman's, of an episode's mean log-weight and its return; zero where all episodes weigh the same."""
-    mean = episode_weights(scored)
-    return float(spearmanr(mean, supplementary.returns())[0]) if np.ptp(mean) > 0 else 0.0  # type: ignore[arg-type]
+def correlation(found: Judged, supplementary: Dataset) -> float:
+    """Spearman's, of an episode's number and its return; zero where all episodes have the same."""
+    if np.ptp(found.episode) == 0:
+        return 0.0
+    return float(spearmanr(found.episode, supplementary.returns())[0])  # type: ignore[arg-type]
 
 
 def haystack(env: str, seed: int) -> Demonstrations:
@@ -124,13 +132,13 @@ def request(measure: str, env: str, seed: int, scorer: str, data: Demonstrations
         for field, array in (*part.transitions._asdict().items(), ("timeout", part.timeout))
     }
     origin = data.supplementary.origin
-    settings = asdict(make_scorer(scorer))  # type: ignore[call-overload]
+    settings = {} if scorer in AGREEMENT else asdict(make_scorer(scorer))  # type: ignore[call-overload]
     return {
         "measure": measure,
         "env": env,
         "seed": seed,
         "scorer": scorer,
-        "members": 3 if scorer in REPEATED else 1,
+        "members": 3 if scorer in REPEATED else 0 if scorer in AGREEMENT else 1,
         "settings": {name: plain(value) for name, value in settings.items()},
         "data": digest(arrays if origin is None else {**arrays, "origin": origin.code}),
     }
@@ -140,17 +148,31 @@ def measure_scorer(asked: Row, data: Demonstrations) -> Row:
     supplementary = data.supplementary
     assert supplementary is not None
     began = time.perf_counter()
-    scored = score(data.expert, supplementary, scorer=asked["scorer"], members=asked["members"], seed=asked["seed"])
+    found, about = (by_agreement if asked["scorer"] in AGREEMENT else by_weight)(asked, data.expert, supplementary)
     return {
         **asked,
-        "value": JUDGES[asked["measure"]](scored, supplementary),
+        "value": JUDGES[asked["measure"]](found, supplementary),
         "target": target(asked["measure"], asked["env"]),
         "rows": len(supplementary),
         "episodes": supplementary.num_episodes,
-        "held_out_auc": scored.summary["held_out"]["auc"],
-        "kept": scored.summary["kept"],
+        **about,
         "seconds": round(time.perf_counter() - began, 1),
     }
+
+
+def by_weight(asked: Row, expert: Dataset, supplementary: Dataset) -> tuple[Judged, Row]:
+    """A row's weight, and the mean log-weight of an episode."""
+    scored = score(expert, supplementary, scorer=asked["scorer"], members=asked["members"], seed=asked["seed"])
+    episode = scored.episodes()["log_weight"][scored.num_expert_episodes :]
+    about = {"held_out_auc": scored.summary["held_out"]["auc"], "kept": scored.summary["kept"]}
+    return Judged(scored.supplementary, episode), about
+
+
+def by_agreement(asked: Row, expert: Dataset, supplementary: Dataset) -> tuple[Judged, Row]:
+    """How well an episode agrees with the others; the expert is not looked at."""
+    found = measure_agreement(DatasetRows(supplementary), asked["seed"])
+    episode = found.columns[asked["scorer"]]
+    return Judged(np.repeat(episode, np.diff(supplementary.episode_ends, prepend=0)), episode), {}
 
 
 class Results:
@@ -181,7 +203,7 @@ class Results:
             write_with_tables(self.path, self.answer(), tables(self.ordered()))
 
     def ordered(self) -> list[Row]:
-        places = [list(TARGETS), list(environments.SHORT_NAMES), list(SCORERS)]
+        places = [list(TARGETS), list(environments.SHORT_NAMES), [*SCORERS, *AGREEMENT]]
 
         def place(row: Row) -> tuple[int, ...]:
             names = zip(places, (row["measure"], row["env"], row["scorer"]), strict=True)
@@ -203,7 +225,7 @@ def bench_scores(
     out: str | None = None,
 ) -> tuple[Row, str]:
     """Every scorer on every task. `replay` is a folder that holds what `collect` wrote for each environment."""
-    scorers = known("scorer", scorers, SCORERS if scorers else SCORERS.loaded())
+    scorers = known("scorer", scorers, [*(SCORERS if scorers else SCORERS.loaded()), *AGREEMENT])
     envs = known("environment", envs or environments.IN_THE_PAPER, environments.SHORT_NAMES)
     measures = known("measure", measures, TARGETS)
     if replay is not None and not any(Path(replay, env).is_dir() for env in envs):
@@ -216,7 +238,7 @@ def bench_scores(
         if measure == "full-replay" and not (replay and Path(replay, env).is_dir()):
             continue
         for seed in range(seeds if measure == "noisy-expert" else 1):
-            chosen = [name for name in scorers if seed == 0 or name in REPEATED]
+            chosen = [name for name in scorers if seed == 0 or name in (*REPEATED, *AGREEMENT)]
             if not chosen:
                 continue
             data = make_data(measure, env, seed, replay)
@@ -245,7 +267,8 @@ TITLES = {
 NOTE = (
     f"What `demosift bench scores` measured. {' and '.join(REPEATED)} score noisy experts with every seed (the mean, "
     "then the lowest) and everything with three members; the others, whose training is slow, with the first seed and "
-    "one member. An asterisk: below the target. Seconds: the median; compiling, training and scoring."
+    "one member. Those without members are measures of agreement among the episodes, which know no expert; they have "
+    "every seed, too. An asterisk: below the target. Seconds: the median; compiling, training and scoring."
 )
 
 
@@ -268,7 +291,7 @@ def table(rows: Sequence[Row]) -> str:
         own = [row for row in rows if row["scorer"] == scorer]
         cells = [cell([row for row in own if (row["measure"], row["env"]) == column]) for column in columns]
         seconds = np.median([row["seconds"] for row in own])
-        lines.append(f"| {scorer} | {own[0]['members']} | " + " | ".join(cells) + f" | {seconds:.0f} |")
+        lines.append(f"| {scorer} | {own[0]['members'] or ''} | " + " | ".join(cells) + f" | {seconds:.0f} |")
     return "\n".join(lines)
 
 
