@@ -323,6 +323,15 @@ def test_cells_that_share_shapes_train_together(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert sizes()[1] == [("wbcu", "hopper")] * 2 + [("wbcu", "ant")]
     assert sizes(max_members=2)[1:3] == [[("wbcu", "hopper")] * 2, [("wbcu", "ant")]]
+    recipes = ("noisy-expert", "no-expert", "full-replay")
+    tasks = planned(*(dataclasses.replace(cell("nbcu"), data=DataKey("hopper", recipe, 0)) for recipe in recipes))
+    assert [len(one) for one in plan(tasks, store)] == [3]
+    own = tasks[0].data.demonstrations
+    longer = Demonstrations(own.expert, own.expert.take(np.tile(np.arange(len(own.expert)), 40)))
+    tasks[0] = tasks[0]._replace(data=dataclasses.replace(tasks[0].data, demonstrations=longer))
+    assert [len(one) for one in plan(tasks, store)] == [3]  # small enough to be padded
+    monkeypatch.setattr("demosift.experiments.plan.SMALL_ROWS", len(own.union.obs))
+    assert [len(one) for one in plan(tasks, store)] == [1, 2]
     assert [len(part) for part in pack(planned(*(cell("bc", seed) for seed in range(5))), 2)] == [2, 2, 1]
 
 

@@ -11,6 +11,8 @@ from demosift.experiments.store import Store
 
 MEMBERS_ON_DEVICE = 240  # networks: on an H200 they train faster than four programs of 60, and compile once
 
+SMALL_ROWS = 2**17 - 1  # above, data within eight times as many rows share a program
+
 
 def identify(
     cells: Iterable[Cell],
@@ -41,8 +43,8 @@ def plan(planned: Sequence[Planned], store: Store, max_members: int | None = Non
     """The programs that are left to run.
 
     Unfinished programs stay as they are, so that they continue bit for bit; one that ended while it wrote its cells is
-    continued whole, too. The other cells are grouped by shape, and on a GPU several environments share a program of up
-    to `max_members`.
+    continued whole, too. The other cells are grouped by shape, and on a GPU several environments and tasks share a
+    program of up to `max_members`.
     """
     on_cpu = jax.default_backend() == "cpu"
     done = {each.id: each for each in planned if store.finished(each.id)}
@@ -56,25 +58,33 @@ def plan(planned: Sequence[Planned], store: Store, max_members: int | None = Non
         cloner = each.cell.algorithm.cloner
         # What padding does to a body that is no perceptron is not known.
         padded = not on_cpu and (cloner is None or cloner.body() is None)
-        groups.setdefault(shape_of(each.cell, across_environments=padded), []).append(each)
+        size = () if on_cpu else size_class(each)
+        groups.setdefault((shape_of(each.cell, across_tasks=padded), size), []).append(each)
     for group in groups.values():
         limit = max_members or (len(todo) if on_cpu else MEMBERS_ON_DEVICE // group[0].cell.ensemble)
         programs += pack(group, max(1, limit))
     return programs
 
 
-def shape_of(cell: Cell, across_environments: bool) -> Hashable:
+def shape_of(cell: Cell, across_tasks: bool) -> Hashable:
     """What the cells of one program must have in common. Numeric settings are leaves and may differ."""
-    env = None if across_environments else cell.data.env
+    task = None if across_tasks else (cell.data.env, cell.data.recipe)
     structure = jax.tree.structure(cell.algorithm)
-    return (structure, cell.iterations, cell.schedule, cell.precision, cell.ensemble, cell.data.recipe, env)
+    return (structure, cell.iterations, cell.schedule, cell.precision, cell.ensemble, cell.data.expert_actions, task)
+
+
+def size_class(planned: Planned) -> int:
+    """Data of one program are padded to the longest: only small ones go with any other, and a million rows do not."""
+    needed = planned.data.needed(planned.cell.algorithm.needs_supplementary)
+    rows = len(needed.expert) + len(needed.supplementary or ())
+    return max(SMALL_ROWS, rows).bit_length() // 3
 
 
 def pack(group: Sequence[Planned], limit: int) -> list[list[Planned]]:
-    """Pack whole environments together up to the limit; one that exceeds it alone is cut."""
+    """Pack whole tasks together up to the limit; one that exceeds it alone is cut."""
     programs: list[list[Planned]] = []
-    for env in dict.fromkeys(each.cell.data.env for each in group):
-        own = [each for each in group if each.cell.data.env == env]
+    for task in dict.fromkeys((each.cell.data.env, each.cell.data.recipe) for each in group):
+        own = [each for each in group if (each.cell.data.env, each.cell.data.recipe) == task]
         if programs and len(programs[-1]) + len(own) <= limit:
             programs[-1] += own
         else:
