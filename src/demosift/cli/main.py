@@ -449,7 +449,7 @@ def add_grid(sub: Parser) -> None:
     add("--time-limit", type=within(SECONDS), metavar="SECONDS", help=about)
     add("--checkpoint-seconds", type=within(SECONDS), default=60.0, help="time between checkpoints (default: 60)")
     add_engine(sub, "where to run (default: local)")
-    about = "most members in one program (default: all that share shapes; 60 on a GPU)"
+    about = "most members in one program (default: all that share shapes; as 240 networks on a GPU)"
     add("--max-members", type=within(MEMBERS), help=about)
     add("--workers", type=within(PROCESSES), help="number of simulating processes (default: one per core)")
     add_recipe(sub)
