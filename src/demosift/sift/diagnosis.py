@@ -9,8 +9,9 @@ recording misleads both.
     an expert state, another action          harms            (Theorem 2 and its lower bound)
     another state                            in between       (Theorem 4: no harm, and not much help)
 
-NBCU is never advised: where the whole pile helps, sift's weights are nearly even and it is as good, and where nearest
-neighbours overlook what harms, it is far better (results/README.md, "Does the diagnosis tell the truth?").
+Of the methods that clone, sift is advised wherever its weights can be believed (results/README.md, "Does the diagnosis
+tell the truth?"). Where the whole pile helps, they are nearly even and it is as good as NBCU; where nearest neighbours
+overlook what harms, it is far better. Where nothing in the pile is worth having, it was as good as BC or better.
 
 Two rules go beyond the paper's table, to methods that do not clone the expert's own kind of rows: nearest-neighbour
 rewards with IQL where the pile covers the expert's states but holds nothing like it, and SMODICE or TAILO where nobody
@@ -132,12 +133,6 @@ def advise(seen: Evidence) -> Advice:
             "find a way along them."
         )
         return by_heuristic("seabo", "Try SEABO: nothing to clone, but the expert's states are covered.", reason)
-    if seen.near < NEAR and few:
-        reason = (
-            f"Only {seen.near:.0%} of the pile lies on expert states; in the paper's table, samples elsewhere neither "
-            "help nor harm much, so there is nothing to gain over the expert's own rows."
-        )
-        return Advice("bc", "Train BC: the pile is about other states.", reason)
     if seen.near >= NEAR and seen.wrong <= WRONG and seen.expert_like >= LIKE * seen.near:
         reason = (
             f"{on_expert_states}, with the expert's action on {1 - seen.wrong:.0%} of it; in the paper's table these "
@@ -152,12 +147,17 @@ def advise(seen: Evidence) -> Advice:
         )
         return Advice("sift", "Train sift: most of the pile looks like the expert's own data.", reason)
     if few:
+        witnessed = f"{on_expert_states}, with another action on {seen.wrong:.0%} of it: samples that harm"
+        if seen.near < NEAR:
+            witnessed = (
+                f"Only {seen.near:.0%} of the pile lies on expert states: samples that neither help nor harm much"
+            )
         reason = (
-            f"{on_expert_states}, with another action on {seen.wrong:.0%} of it; in the paper's table these are the "
-            f"samples that harm. Only {seen.gain * seen.expert_rows:,.0f} rows look like the expert's, which has "
-            f"{seen.expert_rows:,} of its own: hardly anything is left to gain."
+            f"{witnessed}, by the paper's table. {seen.gain * seen.expert_rows:,.0f} rows look like the expert's, "
+            f"which has {seen.expert_rows:,} of its own: hardly anything to gain. Sift leaves the rest out, so it was "
+            "about as good as BC on such piles; more demonstrations would help, more of this pile would not."
         )
-        return Advice("bc", "Train BC: the pile adds hardly any rows like the expert's.", reason)
+        return Advice("sift", "Train sift, but expect little: the pile adds hardly any rows like the expert's.", reason)
     if seen.contradicted:
         reason = (
             f"{on_expert_states}, with another action on {seen.wrong:.0%} of it, and still on {seen.kept_wrong:.0%} of "

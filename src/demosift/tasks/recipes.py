@@ -4,6 +4,7 @@ A recipe is a function of its sources and a generator, and returns the parts of 
 reading, origins, attributes) is shared. A task is named `ENV/RECIPE`.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ ORIGINS = (
 )
 
 REPLAY_ROWS = 1_000_000
+RANDOM = 100  # random episodes to begin with
 HIDDEN, HAYSTACK = 20, 2_000  # expert episodes of a haystack, and all of its episodes
 MISSING = 0.5  # share of the steps that `missing-steps` takes out of both sets
 MEDIUM_NOISE = 0.3  # standard deviation of the noise on a noisy medium policy's actions, which are in [-1, 1]
@@ -110,14 +112,19 @@ class Sources:
         pairs = zip(counts, chosen, strict=True)
         return tuple(Part(origin, _episodes(pool, drawn), tuple(drawn.tolist())) for origin, drawn in pairs)
 
+    @cached_property
+    def random_parts(self) -> list[Dataset]:
+        """What was recorded of the random policy so far, the same episodes for every seed."""
+        return []
+
     def random_rows(self, num_rows: int) -> Dataset:
         """As many episodes of the random policy as it takes to have that many rows."""
-        spec = environments.resolve(self.env)
-        parts: list[Dataset] = []
-        num_episodes = 0
-        while sum(map(len, parts)) < num_rows:
-            parts.append(_record_pool(RandomPolicy(spec), spec, self.env, range(num_episodes, num_episodes + 100)))
-            num_episodes += 100
+        spec, parts = environments.resolve(self.env), self.random_parts
+        while (known := sum(map(len, parts))) < num_rows:
+            episodes = sum(part.num_episodes for part in parts)
+            # Processes are started for each part, so parts are few: once lengths are known, one more is about enough.
+            more = RANDOM if not parts else math.ceil((num_rows - known) * episodes / known)
+            parts.append(_record_pool(RandomPolicy(spec), spec, self.env, range(episodes, episodes + more)))
         whole = _concatenate(parts)
         return whole.take(slice(whole.episode_ends[np.searchsorted(whole.episode_ends, num_rows)]))
 
@@ -383,7 +390,7 @@ def _redraw_actions(dataset: Dataset, rng: np.random.Generator) -> Dataset:
     return replace(dataset, transitions=dataset.transitions._replace(action=action))
 
 
-@lru_cache(maxsize=8)  # seeds of a task draw from the same pool
+@lru_cache(maxsize=32)  # seeds and tasks of an environment draw from the same pools
 def _shipped_pool(env: str, level: str, size: int) -> Dataset:
     return _record_pool(shipped_policy(env, level), environments.resolve(env), env, range(size))
 
