@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # A worker that crashes ends the run: xdist would wait for what it should have done.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo test test-all test-neighbours docs bench dist versions fuzz clean
+.PHONY: demo test test-all test-neighbours test-gpu docs bench dist versions fuzz clean
 
 demo: $(VENV)/.ready
 	@rm -rf demo
@@ -49,6 +49,11 @@ OLD_NEIGHBOUR_PYTHON ?= python3.11
 NEIGHBOURS ?=
 test-neighbours: $(VENV)/.ready
 	$(BIN)/python tests/neighbours/check.py --torch "$(TORCH)" --python $(NEIGHBOUR_PYTHON) --old-python $(OLD_NEIGHBOUR_PYTHON) $(NEIGHBOURS)
+
+# On a machine with an NVIDIA GPU: gives the environment JAX for it, and asks whether the GPU is right.
+test-gpu: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cuda]'
+	$(BIN)/python tests/gpu.py
 
 FUZZ_SECONDS ?= 300
 # Damaged and hostile files of every format; what fails is kept as a test. FUZZ_SECONDS says for how long.

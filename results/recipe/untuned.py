@@ -1,7 +1,8 @@
 """Environments that no setting was tuned on: `python results/recipe/untuned.py OUT.json`, defaults untouched.
 
 BC, NBCU, sift and the oracle (all with the robust recipe; sift and the oracle with five networks, the other two with
-`--networks`) on noisy-expert and medium-expert tasks; OUT.json has the normalised score of every seed. LunarLander,
+`--networks`) on noisy-expert and medium-expert tasks; OUT.json has the normalised score of every seed. `--methods`
+measures some of them again and keeps what the file has of the others. LunarLander,
 whose actions are discrete, needs Box2D (`pip install box2d`); its expert clones Gymnasium's own heuristic from 200
 episodes, and its medium policy from two.
 """
@@ -94,6 +95,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--envs", nargs="+", default=list(ENVS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pool", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=25_000)
@@ -101,9 +104,10 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=5, help="of BC and NBCU")
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    seeds = range(options.seed, options.seed + options.seeds)
     for env in options.envs:
         spec = environments.resolve(env)
-        arguments = [(env, recipe, seed, options.pool) for recipe in RECIPES for seed in range(options.seeds)]
+        arguments = [(env, recipe, seed, options.pool) for recipe in RECIPES for seed in seeds]
         data = [make(*each) for each in arguments]
         scored = score_all(itself, [(own,) for own in data])
         oracle = [Demonstrations(with_clean_rows(own.expert, own.supplementary), own.supplementary) for own in data]
@@ -114,8 +118,10 @@ def main() -> None:
             expert = float(pools(env, options.pool)[0].returns().mean())
         else:
             random, expert = (known[who]["mean"] for who in ("random", "expert"))
-        own: dict[str, dict[str, list[float | None]]] = {recipe: {} for recipe in RECIPES}
-        for method in METHODS:
+        own: dict[str, dict[str, list[float | None]]] = {
+            recipe: dict(results.get(env, {}).get(recipe, {})) for recipe in RECIPES
+        }
+        for method in options.methods:
             given = {"sift": weighted, "oracle": oracle}.get(method, data)
             name = "bc" if method == "oracle" else method
             ensemble = 5 if method in ("sift", "oracle") else options.networks

@@ -16,6 +16,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
 AT_A_TIME = 1 << 18  # rows whose intermediate results are in memory together
+EPISODES = 2  # for each fold, at least: otherwise folds would differ too much in size
 STRETCH = 50  # rows in a stretch: enough that few of them have a near copy across its border
 
 
@@ -89,13 +90,16 @@ def repeated_episodes(hashes: UInt64[np.ndarray, "rows"], starts: Int[np.ndarray
     return len(starts) - len(np.unique(whole))
 
 
-def split_rows(ends: Int[np.ndarray, "episodes"], num_folds: int, rng: np.random.Generator) -> Int[np.ndarray, "rows"]:
+def split_rows(
+    ends: Int[np.ndarray, "episodes"], num_folds: int, rng: np.random.Generator, fewest: int = EPISODES
+) -> Int[np.ndarray, "rows"]:
     """A fold for each row: whole episodes in random order, or contiguous stretches where there are too few episodes.
 
-    Episodes are dealt out from the longest to the shortest, so that folds have about the same number of rows.
+    Episodes are dealt out from the longest to the shortest, so that folds have about the same number of rows. `fewest`:
+    how many there must be for each fold.
     """
     lengths = np.diff(ends, prepend=0)
-    if len(ends) < 2 * num_folds:
+    if len(ends) < fewest * num_folds:
         return stretches(ends[-1], num_folds)
     order = rng.permutation(len(ends))
     order = order[np.argsort(-lengths[order], kind="stable")]
@@ -117,9 +121,10 @@ def split_expert(
     num_folds: int,
     rng: np.random.Generator,
     source: str,
+    fewest: int = EPISODES,
 ) -> Int[np.ndarray, "rows"]:
     """A fold for each row of a set, equal rows in the same one and no fold empty. `first` has each row's first copy."""
-    fold = split_rows(ends, num_folds, rng)[first]
+    fold = split_rows(ends, num_folds, rng, fewest)[first]
     if len(np.unique(fold)) < num_folds:  # episodes repeat each other, which emptied some folds
         distinct, position = np.unique(first, return_inverse=True)
         if len(distinct) < num_folds:

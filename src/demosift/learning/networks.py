@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
+from demosift.learning.products import kernel_gradient, product
 from demosift.policy import Kind, Network
 from demosift.types import InputError, is_one_hot
 
@@ -84,8 +85,11 @@ def kernels_for(network: Perceptron, x: Float[Array, "*rows inputs"]) -> ModuleT
 
 def affine(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
     """x @ kernel + bias, multiplied in the type of x and returned in the type of the layer."""
-    product = jnp.matmul(x, layer.kernel.astype(x.dtype), preferred_element_type=layer.kernel.dtype)
-    return product if layer.bias is None else product + layer.bias[(None,) * (product.ndim - 1)]
+    if layer.kernel.dtype == x.dtype and jax.default_backend() == "cpu":
+        y = product(x, layer.kernel)
+    else:
+        y = jnp.matmul(x, layer.kernel.astype(x.dtype), preferred_element_type=layer.kernel.dtype)
+    return y if layer.bias is None else y + layer.bias[(None,) * (y.ndim - 1)]
 
 
 def hidden_layer(layer: Layer, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
@@ -327,15 +331,15 @@ def _value_and_slope_backward(residuals, cotangents):
     value_bar, slope_bar = cotangents
     dtype = activations[0].dtype
     z_bar, tangent = value_bar[:, None].astype(dtype), slope_bar.astype(dtype)
-    product = functools.partial(jnp.matmul, preferred_element_type=value_bar.dtype)
+    total = functools.partial(jnp.matmul, preferred_element_type=value_bar.dtype)
     gradient = []
     for layer, activation, next_activation, sensitivity in zip(
         network[:-1], activations[:-1], activations[1:], sensitivities, strict=True
     ):
-        kernel = product((z_bar * activation + tangent).T, sensitivity)
-        gradient.append(Layer(kernel, product(z_bar[:, 0], sensitivity)))
+        kernel = kernel_gradient(z_bar * activation + tangent, sensitivity)
+        gradient.append(Layer(kernel, total(z_bar[:, 0], sensitivity)))
         tangent = jnp.where(next_activation > 0, tangent @ layer.kernel.astype(dtype), jnp.zeros((), dtype))
-    last_kernel = product(z_bar[:, 0], activations[-1]) + jnp.sum(tangent, axis=0, dtype=value_bar.dtype)
+    last_kernel = total(z_bar[:, 0], activations[-1]) + jnp.sum(tangent, axis=0, dtype=value_bar.dtype)
     last_bias = None if network[-1].bias is None else jnp.sum(value_bar)[None]
     gradient.append(Layer(last_kernel[:, None], last_bias))
     return tuple(gradient), value_bar[:, None] * slope

@@ -50,6 +50,7 @@ from demosift.learning.networks import (
     log_tanh_slope,
     squashed_log_prob,
 )
+from demosift.learning.products import kernel_gradient
 
 RUNNING, TERMINAL, TIMEOUT = 0.0, 1.0, 2.0
 """What follows a row: the next step, a terminal state, or a time limit."""
@@ -292,8 +293,7 @@ def backward(
 def gradient(inputs: Sequence[Array], deltas: Sequence[Array]) -> Perceptron:
     """The loss's derivative by the parameters: dW_l = h_{l-1}^T delta_l, db_l = sum over rows of delta_l."""
     return tuple(
-        Layer(jnp.einsum("...bi,...bo->...io", x, delta), jnp.sum(delta, axis=-2))
-        for x, delta in zip(inputs, deltas, strict=True)
+        Layer(kernel_gradient(x, delta), jnp.sum(delta, axis=-2)) for x, delta in zip(inputs, deltas, strict=True)
     )
 
 

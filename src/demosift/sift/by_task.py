@@ -236,7 +236,7 @@ def describe_task(task: Task) -> dict[str, Any]:
         return known
     own = task.scored.summary
     told = {key: own["diagnosis"][key] for key in ("advised", "headline", "reason")}
-    alone = ("kept", "held_out", "coefficients", "context", "scorer")
+    alone = ("kept", "held_out", "companions", "coefficients", "context", "scorer")
     share = own["diagnosis"]["expert_like"]["share"]
     return {**known, **{key: own[key] for key in alone}, **told, "expert_like": share}
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from demosift.data import RowSource
-from demosift.data.folds import Copies, find_copies, hash_rows, repeated_episodes, split_expert, split_rows
+from demosift.data.folds import EPISODES, Copies, find_copies, hash_rows, repeated_episodes, split_expert, split_rows
 
 __all__ = ["Copies", "Plan", "find_copies", "hash_rows", "make_plan", "repeated_episodes", "split_rows"]
 
@@ -53,12 +53,19 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    expert: RowSource, supplementary: RowSource, copies: Copies, num_folds: int, num_members: int, seed: int
+    expert: RowSource,
+    supplementary: RowSource,
+    copies: Copies,
+    num_folds: int,
+    num_members: int,
+    seed: int,
+    fewest: int = EPISODES,
 ) -> Plan:
+    """`fewest`: how many of the expert's episodes there must be for each fold, if whole ones are to be left out."""
     rng = np.random.default_rng([seed, 0])
     first = copies.first[: copies.num_expert]
     parts = [
-        split_expert(expert.episode_ends, first, num_folds, rng, expert.source),
+        split_expert(expert.episode_ends, first, num_folds, rng, expert.source, fewest),
         split_rows(supplementary.episode_ends, num_folds, rng),
     ]
     return Plan(num_folds, num_members, np.concatenate(parts)[copies.first], copies.shared)

@@ -32,7 +32,7 @@ from demosift.data import (
 )
 from demosift.data.actions import ActionMode
 from demosift.data.checks import check_state
-from demosift.data.folds import hash_rows
+from demosift.data.folds import EPISODES, hash_rows
 from demosift.data.formats import Source, chosen_episodes
 from demosift.data.rows import WrappedRows
 from demosift.files import atomic_folder, provenance
@@ -49,6 +49,7 @@ from demosift.sift.calibration import (
     log_loss,
     segment_quantiles,
 )
+from demosift.sift.companions import find_companions, recognised, with_companions
 from demosift.sift.context import weigh_in_context
 from demosift.sift.diagnosis import diagnose, in_words, judge_bad, without_expert
 from demosift.sift.engines import BLOCK, Engine, Here, open_engine
@@ -72,6 +73,10 @@ FEWEST_EPISODES = 5  # that can be compared with each other
 NOBODY = (
     "nobody has said which episodes are good: those that agree most with the others stand in for an expert. This "
     "measures agreement, not quality; look at the best and the worst episodes before you believe it"
+)
+COMPANY = (
+    "the expert's episodes ({expert}) know little but themselves, so the {companions} episodes of the supplementary "
+    "set that are most like them helped to weigh all rows"
 )
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 FEW_ROWS = 100
@@ -393,8 +398,17 @@ class Union(NamedTuple):
         return all(own.useless for own in self.coefficients)
 
 
-def weigh_union(sources: tuple[RowSource, RowSource], how: Request, watch: Stopwatch, against: str = "") -> Union:
-    """`against` says on the progress bar what the rows are compared with, where that is not the expert."""
+def weigh_union(
+    sources: tuple[RowSource, RowSource],
+    how: Request,
+    watch: Stopwatch,
+    against: str = "",
+    fewest: int = EPISODES,
+) -> Union:
+    """`against` says on the progress bar what the rows are compared with, where that is not the expert.
+
+    `fewest`: how many episodes the first source must have for each fold, if whole ones are to be left out.
+    """
     num_expert = sources[0].num_rows
     if num_expert < 2:
         raise InputError(
@@ -409,7 +423,7 @@ def weigh_union(sources: tuple[RowSource, RowSource], how: Request, watch: Stopw
         surveys = [survey(each, reading.advance, how.engine, own) for each, own in zip(sources, parts, strict=True)]
         watch.lap("survey")
         copies = find_copies(hashes, num_expert)
-        plan = make_plan(*sources, copies, folds, how.members, how.seed)
+        plan = make_plan(*sources, copies, folds, how.members, how.seed, fewest)
         normaliser = surveys[1].normaliser()
         sample = draw_training_sample(*sources, normaliser, plan, how.seed)
         watch.lap("plan")
@@ -427,6 +441,31 @@ def weigh_union(sources: tuple[RowSource, RowSource], how: Request, watch: Stopw
     return Union(sources, surveys, copies, plan, sample, fitted.about, coefficients, context, alone, weight, spread)
 
 
+def weigh_beside_companions(first: Union, how: Request, watch: Stopwatch) -> tuple[Union, dict[str, Any] | None]:
+    """The same rows with the weights of a second look, if companions of the expert make these better; and what it was.
+
+    None where the expert needs no companions.
+    """
+    num_expert, sources = len(first.sources[0].episode_ends), first.sources
+    mean = episode_means(np.log(first.weight), first.ends)
+    chosen = None if first.useless else find_companions(sources, mean, how.seed)
+    if chosen is None:
+        return first, None
+    again = weigh_union(with_companions(sources, chosen), how, watch, " again", fewest=1)
+    # Companions stand among the expert's rows and in the pile; here they are the pile's once more.
+    rows = np.r_[: first.num_expert, again.num_expert : len(again.weight)]
+    alone, weight = again.alone[rows], again.weight[rows]
+    believed = recognised(
+        episode_means(np.log(alone), first.ends), episode_means(np.log(weight), first.ends), num_expert, chosen
+    )
+    about = {"episodes": sources[1].numbers[chosen].tolist(), "believed": believed}
+    if not believed:
+        return first, about
+    kept = {"plan": again.plan.take(rows), "alone": alone, "weight": weight, "spread": again.spread[rows]}
+    fitted = {"sample": again.sample, "about": again.about, "coefficients": again.coefficients}
+    return first._replace(**kept, **fitted, context=again.context), about
+
+
 def _score(
     expert: Source | Dataset | None,
     supplementary: Source | Dataset,
@@ -440,10 +479,14 @@ def _score(
         expert, supplementary, agreement = stand_in(whole, supplementary, how.seed)
         watch.lap("agreement")
     beside_bad = None if bad is None else how.open_pair(bad, supplementary)  # read before anything is trained
-    found = weigh_union(how.open_pair(expert, supplementary), how, watch)
+    found, companions = weigh_union(how.open_pair(expert, supplementary), how, watch), None
+    if agreement is None:
+        found, companions = weigh_beside_companions(found, how, watch)
     sources, num_expert, weight, spread = found.sources, found.num_expert, found.weight, found.spread
     quality = held_out_quality(found.alone, found.plan, num_expert)
     warnings = find_warnings(found, quality["auc"])
+    if companions is not None and companions["believed"]:
+        warnings.append(COMPANY.format(expert=len(sources[0].episode_ends), companions=len(companions["episodes"])))
     known_bad, factor = None, np.ones(len(weight))
     if bad is not None and beside_bad is not None:
         likeness = weigh_union(beside_bad, how, watch, " bad")
@@ -481,6 +524,7 @@ def _score(
         "dataset": describe_dataset(expert, supplementary),
         "bad": known_bad,
         "finish": None if finish is None else {"told": finish.told, "early": early},
+        "companions": companions,
         "second_look": None if second is None else {"trusted": second.trusted},
         "expert_by": "the user" if agreement is None else "agreement",
         "scorer": {"name": how.scorer.name, **dataclasses.asdict(how.scorer), **found.about},  # type: ignore[call-overload]
@@ -557,7 +601,7 @@ def held_out_quality(weight: Float[np.ndarray, "rows"], plan: Plan, num_expert: 
         return {"auc": probability_greater(expert, union), "log_loss": log_loss(np.log(union), len(expert))}
 
     folds = []
-    for k in range(plan.num_folds):
+    for k in np.unique(plan.fold[:num_expert]):  # a lone episode that has companions is in one fold
         own = weight[plan.fold == k]
         folds.append(quality(own[: int((plan.fold[:num_expert] == k).sum())], own))
     return {**quality(weight[:num_expert], weight), "folds": folds}
