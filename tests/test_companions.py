@@ -8,7 +8,8 @@ import pytest
 from demosift.data.rows import DatasetRows
 from demosift.sift.companions import COMPANIONS, LONE, find_companions, foresight, recognised, with_companions
 from demosift.sift.folds import find_copies, hash_rows, make_plan
-from demosift.sift.scoring import Scored, score
+from demosift.sift.scored import Scored
+from demosift.sift.scoring import score
 from demosift.types import Dataset, Transitions
 
 STEPS = 60
@@ -53,7 +54,7 @@ def test_other_good_episodes_count_as_much_as_the_expert(monkeypatch: pytest.Mon
     weight = found.supplementary
     assert weight[~careful].sum() < 0.1 * weight.sum()
     assert even(weight[careful]) > 0.5
-    monkeypatch.setattr("demosift.sift.scoring.find_companions", lambda *given: None)
+    monkeypatch.setattr("demosift.sift.union.find_companions", lambda *given: None)
     without = score(landings(ALONE, 3), landings(CAREFUL, 1), members=1)
     assert without.summary["companions"] is None
     assert even(without.supplementary[careful]) < 0.2, "or this data cannot show the difference"

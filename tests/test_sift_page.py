@@ -26,7 +26,8 @@ from demosift.results.scores import is_score_folder
 from demosift.sift.filtering import filter_dataset
 from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, draw_sample
 from demosift.sift.page_content import ALL_EPISODES, CELLS, LEVELS, MIDDLE, as_levels, page_content, signals, strip
-from demosift.sift.scoring import Scored, score
+from demosift.sift.scored import Scored
+from demosift.sift.scoring import score
 from demosift.types import Dataset, InputError, Transitions
 
 # Callers of the report pass in what is known of the methods.

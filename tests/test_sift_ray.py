@@ -24,7 +24,7 @@ from demosift.cli.main import main
 from demosift.data import open_rows, read_dataset, write_dataset
 from demosift.data.rows import Layout
 from demosift.progress import Stopwatch
-from demosift.sift import engines, scoring, weighing
+from demosift.sift import engines, scoring, union, weighing
 from demosift.sift.engines import files_of, stretches, unseen
 from demosift.sift.scorers import ContrastScorer, make_scorer
 from demosift.sift.scoring import score
@@ -71,9 +71,9 @@ def test_stretches_give_the_weights_of_the_whole(tmp_path: Path, monkeypatch: py
     for name, pair in [*sets.items(), ("features", sets["memory"])]:
         joiner = scoring.make_joiner(*pair, None, numbers, True, False) if name == "features" else None
         here, there = (
-            scoring.weigh_union(how.open_pair(*pair), how, Stopwatch())
+            union.weigh_union(how.open_pair(*pair), how, Stopwatch())
             for how in (
-                scoring.Request(make_scorer("neighbours"), 2, 3, 0, 0.5, "check", False, joiner, engine=engine)
+                union.Request(make_scorer("neighbours"), 2, 3, 0, 0.5, "check", False, joiner, engine=engine)
                 for engine in (engines.Here(), InStretches())
             )
         )
@@ -93,14 +93,14 @@ def test_stretches_begin_where_reading_can():
 
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     expert, pile = write_sets(tmp_path)["native"]
-    fit = scoring.fit_coefficients
+    fit = union.fit_coefficients
 
     def meddle(*given: Any) -> Any:
         with h5py.File(pile, "a") as file:
             file["observations"][150, 1] = 0.25  # type: ignore[index]
         return fit(*given)
 
-    monkeypatch.setattr(scoring, "fit_coefficients", meddle)
+    monkeypatch.setattr(union, "fit_coefficients", meddle)
     with pytest.raises(InputError, match=r"pile.hdf5: changed while it was scored"):
         score(expert, pile, out=tmp_path / "out", scorer="neighbours", **SETTINGS)
     assert not (tmp_path / "out").exists()

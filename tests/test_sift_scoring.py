@@ -27,8 +27,9 @@ from demosift.sift.calibration import (
     log_loss,
     segment_quantiles,
 )
+from demosift.sift.scored import Scored
 from demosift.sift.scorers import SCORERS, ContrastScorer, make_scorer
-from demosift.sift.scoring import Scored, score
+from demosift.sift.scoring import score
 from demosift.sift.training import EarlyStopping
 from demosift.tasks.recipes import make_task
 from demosift.types import Dataset, InputError, Transitions
@@ -381,7 +382,7 @@ def test_bad_requests_are_refused(
 def test_a_taken_folder_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
-    monkeypatch.setattr("demosift.sift.scoring.open_pair", lambda *_: pytest.fail("it began to work"))
+    monkeypatch.setattr("demosift.sift.union.open_pair", lambda *_: pytest.fail("it began to work"))
     with pytest.raises(InputError, match="not empty"):
         score(EXPERT, SUPPLEMENTARY, out=tmp_path / "mine")
 

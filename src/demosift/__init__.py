@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from demosift.results.run import Run, load_run
     from demosift.sift.filtering import Filtered, filter_dataset, with_scores
     from demosift.sift.method import Sift
-    from demosift.sift.scoring import Scored, score
+    from demosift.sift.scored import Scored
+    from demosift.sift.scoring import score
     from demosift.simulation.environments import normalised_score, resolve
     from demosift.simulation.evaluation import Evaluation, Evaluator, evaluate, load_policy
     from demosift.tasks.recipes import make_task
@@ -63,7 +64,8 @@ _HOMES = {
     "results.run": ["Run", "load_run"],
     "sift.filtering": ["Filtered", "filter_dataset", "with_scores"],
     "sift.method": ["Sift"],
-    "sift.scoring": ["Scored", "score"],
+    "sift.scored": ["Scored"],
+    "sift.scoring": ["score"],
     "learning.fit": ["fit", "weigh"],
     "vision.embedding": ["Cameras"],
     "types": ["Bounds", "Dataset", "Demonstrations", "EnvironmentSpec", "InputError", "Origin", "Transitions"],

@@ -21,15 +21,9 @@ from demosift.sift.calibration import LOG_LIMIT, effective_sample_size
 from demosift.sift.diagnosis import TaskPart, join_diagnoses, judge_bad
 from demosift.sift.overlap import MOST_EXPERT, MOST_SUPPLEMENTARY, draw_sample
 from demosift.sift.page_content import page_content
-from demosift.sift.scoring import (
-    FEWEST_EPISODES,
-    NOBODY,
-    Labels,
-    Request,
-    Scored,
-    describe_dataset,
-    describe_source,
-)
+from demosift.sift.scored import Scored
+from demosift.sift.scoring import FEWEST_EPISODES, NOBODY, Labels, describe_dataset, describe_source
+from demosift.sift.union import Request
 from demosift.types import Dataset, InputError
 
 NAMED = 3  # tasks that a line names

@@ -1,70 +1,40 @@
-"""`score` weighs every row of the union by how much it looks like the expert's, and writes a folder of the results.
-
-The weight is an estimate of d_E/d_U, the paper's c/(1-c): the median over members, each of which judges the row by a
-model that was trained without it, and then the weights of the rows around it (`context`). It is at least 1 where such a
-row is at least as common in the expert's data as in the union.
-"""
+"""`score` weighs the rows of two sources (`union`), says what they can be used for, and writes a folder of results."""
 
 import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 
-from demosift.algorithms import facts
 from demosift.cluster import Engine as EngineName
-from demosift.data import (
-    RowSource,
-    digest_source,
-    open_observations,
-    open_pair,
-    open_rows,
-    split_episodes,
-    tasks_of,
-    without_episodes,
-)
+from demosift.data import RowSource, digest_source, split_episodes, tasks_of, without_episodes
 from demosift.data.actions import ActionMode
-from demosift.data.checks import check_state
-from demosift.data.folds import EPISODES, hash_rows
+from demosift.data.folds import hash_rows
 from demosift.data.formats import Source, chosen_episodes
 from demosift.data.rows import WrappedRows
 from demosift.files import atomic_folder, provenance
-from demosift.progress import Progress, Stopwatch
+from demosift.progress import Stopwatch
 from demosift.ranges import FOLDS, MEMBERS, POSITIVE, SEED
 from demosift.report.statistics import probability_greater
-from demosift.results.scores import EARLY, TASK, merit, standing
+from demosift.results.scores import EARLY, merit
 from demosift.sift.agreement import Agreement, measure_agreement
-from demosift.sift.calibration import (
-    LOG_LIMIT,
-    Coefficients,
-    effective_sample_size,
-    fit_coefficients,
-    log_loss,
-    segment_quantiles,
-)
-from demosift.sift.companions import find_companions, recognised, with_companions
-from demosift.sift.context import weigh_in_context
-from demosift.sift.diagnosis import diagnose, in_words, judge_bad, without_expert
-from demosift.sift.engines import BLOCK, Engine, Here, open_engine
+from demosift.sift.calibration import LOG_LIMIT, Coefficients, effective_sample_size
+from demosift.sift.diagnosis import diagnose, judge_bad, without_expert
+from demosift.sift.engines import BLOCK, Here, open_engine
 from demosift.sift.films import make_films
 from demosift.sift.finish import measure_finish
-from demosift.sift.folds import Copies, Plan, find_copies, make_plan, repeated_episodes
 from demosift.sift.page_content import page_content
-from demosift.sift.scorers import DEFAULT, Scorer, held_out_features, make_scorer
+from demosift.sift.scored import Scored, episode_means
+from demosift.sift.scorers import DEFAULT, Scorer, make_scorer
 from demosift.sift.second_look import SUPPORT, look_again, possible
-from demosift.sift.training_sample import Survey, TrainingSample, draw_training_sample, survey
-from demosift.sift.weighing import Weigher, weigh_rows
+from demosift.sift.training_sample import Survey
+from demosift.sift.union import Request, Union, find_warnings, held_out_quality, weigh_beside_companions, weigh_union
 from demosift.types import Dataset, InputError
 from demosift.vision.embedding import Cameras, Joiner, prepare_features
-
-SOURCES = ("expert", "supplementary")  # in the order of the rows
 
 THRESHOLD = 0.5
 BAD_STRENGTH = 2.0  # power of a row's likeness to bad ones by which its weight is divided
@@ -78,107 +48,6 @@ COMPANY = (
     "the expert's episodes ({expert}) know little but themselves, so the {companions} episodes of the supplementary "
     "set that are most like them helped to weigh all rows"
 )
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-FEW_ROWS = 100
-WORST_SHOWN = 10  # episodes that a terminal names
-
-
-@dataclass(frozen=True)
-class Scored:
-    """The scores of a union, expert rows first."""
-
-    weight: Float[np.ndarray, "rows"]
-    spread: Float[np.ndarray, "rows"]
-    fold: Int[np.ndarray, "rows"]
-    num_expert: int
-    episode_ends: Int[np.ndarray, "episodes"]  # rows of the union; the expert's episodes come first
-    num_expert_episodes: int
-    summary: Mapping[str, Any]
-    numbers: Int[np.ndarray, "episodes"] | None = None  # of the episodes, in their files; None: counted from 0
-    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # more about episodes, where no expert was named
-    page: Mapping[str, Any] = field(default_factory=dict)  # what `page.json` holds
-    seconds: Mapping[str, float] = field(default_factory=dict)  # of each stage; in no file, so that bytes can be equal
-    workers: Mapping[str, float] = field(default_factory=dict)  # what they used, of a cluster; in no file either
-
-    @property
-    def expert(self) -> Float[np.ndarray, "rows"]:
-        """The weights of the expert's rows."""
-        return self.weight[: self.num_expert]
-
-    @property
-    def supplementary(self) -> Float[np.ndarray, "rows"]:
-        """The weights of the supplementary rows."""
-        return self.weight[self.num_expert :]
-
-    def __str__(self) -> str:
-        summary, quality = self.summary, self.summary["held_out"]
-        lines = [
-            f"supplementary: {summary['kept']:.1%} of {len(self.supplementary):,} transitions weigh at least "
-            f"{summary['threshold']:g}",
-            f"held out: expert against union AUC {quality['auc']:.3f}, log loss {quality['log_loss']:.3f}",
-        ]
-        warnings = [f"warning: {warning}" for warning in summary["warnings"]]
-        tasks = summary.get("tasks", [])
-        by = [sum(task["by"] == kind for task in tasks) for kind in ("the expert", "agreement", "nothing")]
-        told = (
-            f"{len(tasks)} tasks, each by itself: {by[0]} against its expert, {by[1]} by agreement, {by[2]} not scored"
-        )
-        shown = self.page.get("episodes", {}).get("supplementary", {}).get("shown", [])
-        worst = ", ".join(str(one["episode"]) for one in shown[: -WORST_SHOWN - 1 : -1])
-        last = [f"worst episodes: {worst} (the last in rank, the worst first)"] if len(shown) > WORST_SHOWN else []
-        return "\n".join([*lines, *([told] if tasks else []), *in_words(summary["diagnosis"]), *last, *warnings])
-
-    def episodes(self) -> dict[str, np.ndarray]:
-        """The columns of `episodes.parquet`."""
-        return dict(self._episodes)
-
-    @cached_property
-    def _episodes(self) -> dict[str, np.ndarray]:
-        """Of many rows this takes a while, and both the page and the file need it."""
-        starts = np.concatenate([[0], self.episode_ends[:-1]])
-        rows = np.diff(self.episode_ends, prepend=0)
-        number = np.arange(len(starts))
-        number[self.num_expert_episodes :] -= self.num_expert_episodes
-
-        def mean(value: np.ndarray) -> np.ndarray:
-            return episode_means(value, self.episode_ends)
-
-        mean_log = mean(np.log(self.weight))
-        quantiles = segment_quantiles(self.weight, starts, QUANTILES)
-        rank = np.empty(len(starts), np.int64)
-        best = merit(mean_log, *(self.columns.get(name) for name in ("finish", "second_look", "support")))
-        task = self.columns.get(TASK)
-        for part in (slice(self.num_expert_episodes), slice(self.num_expert_episodes, None)):
-            own = standing(best[part], None if task is None else task[part])
-            rank[part][np.argsort(-own, kind="stable")] = np.arange(1, len(own) + 1)
-        return {
-            "source": np.repeat(SOURCES, [self.num_expert_episodes, len(starts) - self.num_expert_episodes]),
-            "episode": number,
-            "rows": rows,
-            "mean": mean(self.weight),
-            **{f"q{round(100 * q):02d}": values for q, values in zip(QUANTILES, quantiles, strict=True)},
-            "kept": mean(self.weight >= self.summary["threshold"]),
-            "log_weight": mean_log,
-            "rank": rank,
-            "number": number if self.numbers is None else self.numbers,
-            **self.columns,
-        }
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the folder, whole or not at all."""
-        with atomic_folder(path) as folder:
-            self.write(folder)
-
-    def write(self, folder: Path) -> None:
-        """Write the files into a folder that exists."""
-        # Here: a machine that only trains may lack Parquet's library.
-        from demosift.report.sift_page import write_sift_page
-        from demosift.results.scores import write_episodes, write_rows, write_summary
-
-        write_rows(folder, self.weight, self.spread, self.fold, self.episode_ends, self.num_expert_episodes)
-        write_episodes(folder, self.episodes())
-        write_summary(folder, self.summary, self.page)
-        write_sift_page(folder, facts())
 
 
 def score(
@@ -337,135 +206,6 @@ def make_joiner(
     return prepare_features(given, features, state, progress)
 
 
-class Request(NamedTuple):
-    """How to score."""
-
-    scorer: Scorer
-    members: int
-    folds: int
-    seed: int
-    threshold: float
-    actions: ActionMode
-    progress: bool | None
-    joiner: Joiner | None = None
-    expert_observations: bool = False
-    engine: Engine = Here()
-
-    def open_rows(self, source: Source | Dataset) -> RowSource:
-        return self.joined(source, open_rows(source, self.actions))
-
-    def open_pair(self, expert: Source | Dataset, supplementary: Source | Dataset) -> tuple[RowSource, RowSource]:
-        if self.expert_observations:
-            pair = open_observations(expert, supplementary, self.actions)
-            check_state(pair[0].source, pair[0].obs_dim)
-            return pair
-        first, second = open_pair(expert, supplementary, self.actions)
-        return self.joined(expert, first), self.joined(supplementary, second)
-
-    def joined(self, source: Source | Dataset, rows: RowSource) -> RowSource:
-        """The rows with their features, if there are any."""
-        if self.joiner is not None:
-            return self.joiner.join(source, rows)
-        check_state(rows.source, rows.obs_dim)
-        return rows
-
-
-class Union(NamedTuple):
-    """Two sources and the weights of their rows: how much more common a row is in the first than in both."""
-
-    sources: tuple[RowSource, RowSource]
-    surveys: list[Survey]
-    copies: Copies
-    plan: Plan
-    sample: TrainingSample
-    about: Mapping[str, float]
-    coefficients: list[Coefficients]
-    context: Coefficients
-    alone: Float[np.ndarray, "rows"]  # by the row itself
-    weight: Float[np.ndarray, "rows"]  # in its context
-    spread: Float[np.ndarray, "rows"]
-
-    @property
-    def num_expert(self) -> int:
-        return self.sources[0].num_rows
-
-    @property
-    def ends(self) -> Int[np.ndarray, "episodes"]:
-        return np.concatenate([self.sources[0].episode_ends, self.num_expert + self.sources[1].episode_ends])
-
-    @property
-    def useless(self) -> bool:
-        return all(own.useless for own in self.coefficients)
-
-
-def weigh_union(
-    sources: tuple[RowSource, RowSource],
-    how: Request,
-    watch: Stopwatch,
-    against: str = "",
-    fewest: int = EPISODES,
-) -> Union:
-    """`against` says on the progress bar what the rows are compared with, where that is not the expert.
-
-    `fewest`: how many episodes the first source must have for each fold, if whole ones are to be left out.
-    """
-    num_expert = sources[0].num_rows
-    if num_expert < 2:
-        raise InputError(
-            f"{sources[0].source}: has one row; rows are scored by models trained on other rows, so give more"
-        )
-    folds = min(how.folds, num_expert)
-    total = num_expert + sources[1].num_rows
-    with Progress(how.progress) as display:
-        reading = display.line(f"reading{against}", total)
-        hashes = np.empty(total, np.uint64)
-        parts = hashes[:num_expert], hashes[num_expert:]
-        surveys = [survey(each, reading.advance, how.engine, own) for each, own in zip(sources, parts, strict=True)]
-        watch.lap("survey")
-        copies = find_copies(hashes, num_expert)
-        plan = make_plan(*sources, copies, folds, how.members, how.seed, fewest)
-        normaliser = surveys[1].normaliser()
-        sample = draw_training_sample(*sources, normaliser, plan, how.seed)
-        watch.lap("plan")
-        training = display.line(f"training {how.scorer.name}{against}", how.scorer.work)
-        fitted = how.scorer.fit(sample, how.seed, training.advance)
-        coefficients = [fit_coefficients(each, sample.num_expert) for each in held_out_features(fitted, sample)]
-        watch.lap("train")
-        scoring = display.line(f"scoring{against}", total)
-        weigher = Weigher(fitted, coefficients, normaliser)
-        alone, spread = weigh_rows(weigher, plan, hashes, sources, how.engine, scoring.advance)
-        watch.lap("weigh")
-    ends = np.concatenate([sources[0].episode_ends, num_expert + sources[1].episode_ends])
-    weight, context = weigh_in_context(alone, ends, num_expert)
-    spread *= weight / alone
-    return Union(sources, surveys, copies, plan, sample, fitted.about, coefficients, context, alone, weight, spread)
-
-
-def weigh_beside_companions(first: Union, how: Request, watch: Stopwatch) -> tuple[Union, dict[str, Any] | None]:
-    """The same rows with the weights of a second look, if companions of the expert make these better; and what it was.
-
-    None where the expert needs no companions.
-    """
-    num_expert, sources = len(first.sources[0].episode_ends), first.sources
-    mean = episode_means(np.log(first.weight), first.ends)
-    chosen = None if first.useless else find_companions(sources, mean, how.seed)
-    if chosen is None:
-        return first, None
-    again = weigh_union(with_companions(sources, chosen), how, watch, " again", fewest=1)
-    # Companions stand among the expert's rows and in the pile; here they are the pile's once more.
-    rows = np.r_[: first.num_expert, again.num_expert : len(again.weight)]
-    alone, weight = again.alone[rows], again.weight[rows]
-    believed = recognised(
-        episode_means(np.log(alone), first.ends), episode_means(np.log(weight), first.ends), num_expert, chosen
-    )
-    about = {"episodes": sources[1].numbers[chosen].tolist(), "believed": believed}
-    if not believed:
-        return first, about
-    kept = {"plan": again.plan.take(rows), "alone": alone, "weight": weight, "spread": again.spread[rows]}
-    fitted = {"sample": again.sample, "about": again.about, "coefficients": again.coefficients}
-    return first._replace(**kept, **fitted, context=again.context), about
-
-
 def _score(
     expert: Source | Dataset | None,
     supplementary: Source | Dataset,
@@ -571,11 +311,6 @@ def _score(
     return scored
 
 
-def episode_means(values: np.ndarray, ends: Int[np.ndarray, "episodes"]) -> Float[np.ndarray, "episodes"]:
-    length = np.diff(ends, prepend=0)
-    return np.add.reduceat(values.astype(np.float64, copy=False), ends - length) / length
-
-
 def stand_in(
     whole: RowSource, source: Source | Dataset, seed: int
 ) -> tuple[Source | Dataset, Source | Dataset, Agreement]:
@@ -592,40 +327,6 @@ def stand_in(
 
 def in_figures(own: Coefficients) -> dict[str, Any]:
     return {"slopes": own.slopes.tolist(), "offset": own.offset, "ceiling": 1 / own.share}
-
-
-def held_out_quality(weight: Float[np.ndarray, "rows"], plan: Plan, num_expert: int) -> dict[str, Any]:
-    """How well held-out expert rows are told from the union's: overall, and fold by fold."""
-
-    def quality(expert: np.ndarray, union: np.ndarray) -> dict[str, float]:
-        return {"auc": probability_greater(expert, union), "log_loss": log_loss(np.log(union), len(expert))}
-
-    folds = []
-    for k in np.unique(plan.fold[:num_expert]):  # a lone episode that has companions is in one fold
-        own = weight[plan.fold == k]
-        folds.append(quality(own[: int((plan.fold[:num_expert] == k).sum())], own))
-    return {**quality(weight[:num_expert], weight), "folds": folds}
-
-
-def find_warnings(union: Union, auc: float) -> list[str]:
-    """What a reader should know before trusting the weights. `auc`: of held-out expert rows against the union's."""
-    sources, surveys, copies, found = union.sources, union.surveys, union.copies, []
-    inside = copies.shared[copies.num_expert :]
-    if inside.all():
-        found.append("every row of the supplementary set is also in the expert set: the weights tell nothing")
-    elif inside.any():
-        found.append(f"{int(inside.sum())} rows of the supplementary set are copies of expert rows")
-    for source, known, name in zip(sources, surveys, SOURCES, strict=True):
-        repeated = repeated_episodes(known.hashes, source.episode_starts)
-        if repeated:
-            found.append(f"{repeated} of {len(source.episode_ends)} episodes of the {name} set repeat earlier ones")
-    if copies.num_expert < FEW_ROWS:
-        found.append(f"the expert set has only {copies.num_expert} rows: the weights are rough guesses")
-    if union.useless:
-        found.append("held-out expert rows cannot be told from the union's: every weight is about 1")
-    elif auc < 0.55 and not inside.all():
-        found.append(f"held-out AUC of expert rows against the union is {auc:.2f}: the weights tell little")
-    return found
 
 
 def describe_source(given: Source | Dataset, source: RowSource, known: Survey | None = None) -> dict[str, Any]:
