@@ -1,5 +1,7 @@
 """The bench measures what it says. No test asserts a speed."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +50,28 @@ def test_a_method_with_stages_is_measured_in_its_last(monkeypatch: pytest.Monkey
 def test_an_unknown_algorithm_is_refused():
     with pytest.raises(InputError, match="unknown algorithm 'magic'"):
         bench(["magic"], [1])
+
+
+def test_rows_are_kept_and_a_table_is_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    measured = []
+
+    def fake(algorithm: Any, members: int, seconds: float, precision: str) -> dict[str, Any]:
+        measured.append((algorithm.name, members, precision))
+        rates = {"member_iterations_per_second": 1234.0, "bound": 2468.0, "ratio": 0.5}
+        about = {"algorithm": algorithm.name, "members": members, "precision": precision}
+        return {**about, "megaflop_per_iteration": 1.0, "matmul_gigaflops": 2.0, **rates}
+
+    monkeypatch.setattr(speed, "measure", fake)
+    out = tmp_path / "cpu.json"
+    bench(["bc"], [1], out=str(out))
+    answer, text = bench(["bc"], [1, 2], precisions=["float32", "bfloat16"], out=str(out))
+    assert measured == [("bc", 1, "float32"), ("bc", 2, "float32"), ("bc", 1, "bfloat16"), ("bc", 2, "bfloat16")]
+    assert json.loads(out.read_text()) == answer
+    assert "| bc | 2 | bfloat16 | 1,234 | 1 | 2 | 2,468 | 0.50 |" in text
+    assert out.with_suffix(".md").read_text() == f"{text}\n"
+    monkeypatch.setattr(speed, "provenance", lambda: {"commit": "another"})
+    bench(["bc"], [1], out=str(out))
+    assert len(measured) == 5, "rows of another commit are not these"
 
 
 def test_collecting_is_described():

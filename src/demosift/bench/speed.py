@@ -7,8 +7,11 @@ between machines.
 """
 
 import functools
+import itertools
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,12 +20,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from demosift.algorithms import REGISTRY, Algorithm
+from demosift.bench import check_out, known, write_with_tables
 from demosift.data.normaliser import Normaliser
-from demosift.files import provenance
+from demosift.files import provenance, read_json
 from demosift.learning.cohort import Cohort
 from demosift.learning.members import Precision, check_precision, every_member, init_members, stack_members
 from demosift.simulation.cores import core_threads
-from demosift.types import Dataset, Demonstrations, InputError, Transitions
+from demosift.types import Dataset, Demonstrations, Transitions
 
 OBS_DIM, ACTION_DIM = 11, 3  # Hopper's
 EXPERT_ROWS, SUPPLEMENTARY_ROWS = 1_000, 15_000  # the noisy-expert task's
@@ -122,31 +126,64 @@ def bench(
     members: Sequence[int],
     seconds: float = 2.0,
     collect: bool = False,
-    precision: Precision = "float32",
+    precisions: Sequence[Precision] = ("float32",),
+    out: str | None = None,
 ) -> tuple[dict[str, Any], str]:
-    check_precision(precision)
-    names = list(names or REGISTRY.loaded())
-    for name in names:
-        if name not in REGISTRY:
-            raise InputError(f"bench: unknown algorithm {name!r}; there are {', '.join(REGISTRY)}")
-    rows = [measure(REGISTRY[name](), count, seconds, precision) for name in names for count in members]
-    answer = {"device": jax.devices()[0].device_kind, **provenance(), "training": rows}
-    lines = [
-        f"{answer['device']}, {precision}: iterations of all members per second, against what its products allow",
-        f"{'algorithm':<16}{'members':>8}{'it/s':>10}{'MFLOP/it':>10}{'GFLOP/s':>9}{'bound':>10}{'ratio':>7}",
-    ]
-    for row in rows:
-        lines.append(
-            f"{row['algorithm']:<16}{row['members']:>8}{row['member_iterations_per_second']:>10,.0f}"
-            f"{row['megaflop_per_iteration']:>10,.0f}{row['matmul_gigaflops']:>9,.0f}{row['bound']:>10,.0f}"
-            f"{row['ratio']:>7.2f}"
-        )
+    """With `out`, a .json file, every row is written there once it is measured, and the table beside it.
+
+    Rows that the file holds are not measured again if commit, versions and device are still the same.
+    """
+    check_out(out)
+    for precision in precisions:
+        check_precision(precision)
+    where = {"device": jax.devices()[0].device_kind, **provenance()}
+    found = kept_rows(out, where)
+    answer: dict[str, Any] = {**where, "training": []}
+    algorithms = known("algorithm", names, REGISTRY) if names else REGISTRY.loaded()
+    for precision, name, count in itertools.product(precisions, algorithms, members):
+        row = found.get((precision, name, count)) or measure(REGISTRY[name](), count, seconds, precision)
+        answer["training"].append(row)
+        keep(out, answer)
+        if sys.stderr.isatty():
+            print(f"{name}, {count} members: {row['member_iterations_per_second']:,.0f} it/s", file=sys.stderr)
     if collect:
         from demosift.sac.training import measure_speed
 
         answer["collect"] = measure_speed("halfcheetah", seconds=max(20.0, seconds))
+        keep(out, answer)
+    return answer, table(answer)
+
+
+def kept_rows(out: str | None, where: Mapping[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    if out is None or not Path(out).exists():
+        return {}
+    before = read_json(Path(out))
+    if not isinstance(before, dict) or any(before.get(key) != value for key, value in where.items()):
+        return {}
+    return {(row["precision"], row["algorithm"], row["members"]): row for row in before.get("training", [])}
+
+
+def keep(out: str | None, answer: Mapping[str, Any]) -> None:
+    if out is not None:
+        write_with_tables(Path(out), answer, table(answer))
+
+
+def table(answer: Mapping[str, Any]) -> str:
+    """In Markdown. Rates are those of all members together."""
+    columns = ("algorithm", "members", "precision", "member-iterations/s", "MFLOP", "dot, GFLOP/s", "bound", "ratio")
+    lines = [
+        f"{answer['device']}: iterations of all members per second, against what its products allow.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "| --- |" + " --- |" * (len(columns) - 1),
+    ]
+    for row in answer["training"]:
+        who = f"| {row['algorithm']} | {row['members']} | {row['precision']} "
+        rate = f"| {row['member_iterations_per_second']:,.0f} | {row['megaflop_per_iteration']:,.0f} "
+        lines.append(f"{who}{rate}| {row['matmul_gigaflops']:,.0f} | {row['bound']:,.0f} | {row['ratio']:.2f} |")
+    if "collect" in answer:
         lines += ["", describe_collect(answer["collect"])]
-    return answer, "\n".join(lines)
+    return "\n".join(lines)
 
 
 def describe_collect(speed: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ from demosift.ranges import (
 )
 
 DEFAULT_ALGORITHM = "sift"
+PRECISIONS = ["float32", "bfloat16"]
 KEEP_PROGRAMS = ("collect", "demo", "reproduce", "score", "train")  # verbs that compile; `bench` takes its time
 MEANINGS = {  # of the fields that methods share; another field is explained by its name
     "alpha": "alpha of the method's paper",
@@ -370,7 +371,7 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--iterations", type=within(STEPS), help="recipe: iterations of sift and of plain BC (default: 25000 each)")
     about = "recipe: networks that act as one policy (default: 5 1, one after the other)"
     add("--ensemble", type=within(MEMBERS), nargs="+", default=[5, 1], metavar="K", help=about)
-    about = "all but speed: file for the results, with tables beside it; scores found there are not measured again"
+    about = "file for the results, with tables beside it; speed, scores: what is found there is not measured again"
     add("--out", metavar="FILE.json", help=about)
     about = "scale, rewards, user: rows of the supplementary set (default: 100k, 1M, 20M; rewards 1M; user 16k, 1M)"
     add("--rows", type=within(ROWS), nargs="+", help=about)
@@ -382,7 +383,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add("--members", type=within(MEMBERS), nargs="+", default=[1, 5, 20], help=about)
     add("--algorithms", nargs="+", metavar="NAME", help="speed: algorithms to measure (default: all)")
     add("--seconds", type=within(SECONDS), default=2.0, help="speed: seconds for each measurement (default: 2)")
-    add_precision(sub)
+    about = "speed: precisions of hidden activations (default: float32)"
+    add("--precision", choices=PRECISIONS, nargs="+", default=PRECISIONS[:1], help=about)
     add("--collect", action="store_true", help="speed: also measure the loop of collect")
 
     sub = verb("completion", "print a script by which a shell completes verbs, algorithms, flags and their choices")
@@ -468,9 +470,8 @@ def add_engine(sub: Parser, about: str) -> None:
 
 
 def add_precision(sub: Parser) -> None:
-    precisions = ["float32", "bfloat16"]
     about = "precision of hidden activations; bfloat16 is faster on a GPU and slower on a CPU (default: float32)"
-    sub.add_argument("--precision", choices=precisions, default=precisions[0], help=about)
+    sub.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS[0], help=about)
 
 
 def add_actions(sub: Parser) -> None:

@@ -547,7 +547,8 @@ def measure(options: argparse.Namespace) -> Answer:
         return bench_recipe(options.envs, options.seed, options.iterations, options.ensemble, options.out)
     from demosift.bench.speed import bench
 
-    return bench(options.algorithms, options.members, options.seconds, options.collect, options.precision)
+    asked = (options.algorithms, options.members, options.seconds, options.collect, options.precision, options.out)
+    return bench(*asked)
 
 
 def run_completion(options: argparse.Namespace) -> Answer:
