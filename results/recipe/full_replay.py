@@ -2,7 +2,8 @@
 
 Every method with the robust recipe and five networks, on the replays that `demosift collect` wrote to DIR/ENV, as a
 grid of `demosift reproduce full-replay` below OUT. `--gaits` then asks whether an agent changed its gait: it trains
-NBCU on parts of the replay, and compares actions in near states between good episodes of the same and of other times.
+NBCU on parts of the replay, compares actions in near states between good episodes of the same and of other times, and
+says where in time sift's weight is.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.files import write_json
 from demosift.learning.neighbours import find_nearest
+from demosift.sift.method import Sift
 from demosift.simulation import environments
 from demosift.tasks.recipes import Sources, _episodes, draw_task
 from demosift.types import Dataset, Demonstrations
@@ -49,8 +51,22 @@ def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, objec
         found[name] = [None if v is None else round((v - random) / (expert - random), 3) for v in values]
         print(env, name, found["episodes"][name], found[name], flush=True)  # type: ignore[index]
     found["action_difference"] = likeness(whole, pool, np.flatnonzero(good))
-    print(env, "action difference", found["action_difference"], flush=True)
+    found["sift"] = [weighed(draw_task(own_sources, "full-replay", seed), good) for seed in range(seeds)]
+    print(env, "action difference", found["action_difference"], "sift", found["sift"], flush=True)
     return found
+
+
+def weighed(data: Demonstrations, good: np.ndarray) -> dict[str, object]:
+    """Which share of sift's weight each fifth of the replay has, and which share its good episodes."""
+    assert data.supplementary is not None
+    weight = Sift().prepare(data, None).weight
+    assert weight is not None
+    ends = data.supplementary.episode_ends
+    share = np.add.reduceat(weight[len(data.expert) :], data.supplementary.episode_starts)
+    share /= share.sum()
+    fifth = np.minimum((ends / ends[-1] * FIFTHS).astype(int), FIFTHS - 1)
+    by_fifth = np.bincount(fifth, share, FIFTHS)
+    return {"fifths": by_fifth.round(3).tolist(), "good": round(float(share[good].sum()), 3)}
 
 
 def likeness(replay: Dataset, pool: Dataset, good: np.ndarray, rows: int = 4_000) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 BC, NBCU, sift and the oracle (all with the robust recipe; sift and the oracle with five networks, the other two with
 `--networks`) on noisy-expert and medium-expert tasks; OUT.json has the normalised score of every seed. `--methods`
-measures some of them again and keeps what the file has of the others. LunarLander,
+measures some of them again and keeps what the file has of the others; `sift-alone` is sift whose expert has no
+companions (demosift.sift.companions), and has the same score where it needs none. LunarLander,
 whose actions are discrete, needs Box2D (`pip install box2d`); its expert clones Gymnasium's own heuristic from 200
 episodes, and its medium policy from two.
 """
@@ -19,6 +20,7 @@ from together import score_all, train
 
 from demosift.experiments.prepare import with_clean_rows
 from demosift.policy import Policy, RandomPolicy
+from demosift.sift import union
 from demosift.simulation import environments
 from demosift.simulation.evaluation import evaluate
 from demosift.tasks.recipes import Sources, draw_task
@@ -28,6 +30,7 @@ from demosift.types import Dataset, Demonstrations, Transitions
 ENVS = ("double-pendulum", "pusher", "humanoid", "LunarLander-v3")
 RECIPES = ("noisy-expert", "medium-expert")
 METHODS = ("bc", "nbcu", "sift", "oracle")
+ALONE = "sift-alone"  # on request
 
 
 @cache
@@ -91,11 +94,17 @@ def itself(data: Demonstrations) -> Demonstrations:
     return data
 
 
+def without_companions(data: Demonstrations) -> Demonstrations:
+    """The data, in a process that scores with the expert's own episodes alone."""
+    union.find_companions = lambda *given: None
+    return data
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--envs", nargs="+", default=list(ENVS))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=(*METHODS, ALONE))
     parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pool", type=int, default=20)
@@ -112,6 +121,7 @@ def main() -> None:
         scored = score_all(itself, [(own,) for own in data])
         oracle = [Demonstrations(with_clean_rows(own.expert, own.supplementary), own.supplementary) for own in data]
         weighted = [replace(own, weight=weight) for own, (weight, _) in zip(data, scored, strict=True)]
+        companions = [(summary["companions"] or {}).get("believed") for _, summary in scored]
         known = environments.reference_returns()["demosift"].get(env)
         if known is None:
             random = float(evaluate(RandomPolicy(spec), spec, episodes=100).returns.mean())
@@ -123,8 +133,11 @@ def main() -> None:
         }
         for method in options.methods:
             given = {"sift": weighted, "oracle": oracle}.get(method, data)
-            name = "bc" if method == "oracle" else method
-            ensemble = 5 if method in ("sift", "oracle") else options.networks
+            if method == ALONE:
+                again = score_all(without_companions, [(each,) for each in data])
+                given = [replace(each, weight=weight) for each, (weight, _) in zip(data, again, strict=True)]
+            name = {"oracle": "bc", ALONE: "sift"}.get(method, method)
+            ensemble = options.networks if method in ("bc", "nbcu") else 5
             returns = train(name, given, spec, options.iterations, options.episodes, ensemble)
             scores = [None if one is None else round((one - random) / (expert - random), 4) for one in returns]
             for place, recipe in enumerate(RECIPES):
@@ -132,6 +145,7 @@ def main() -> None:
         advised = [summary["diagnosis"]["advised"] for _, summary in scored]
         medium = float(pools(env, options.pool)[1].returns().mean())
         results[env] = {"random": random, "expert": expert, "medium": medium, "advised": advised, **own}
+        results[env]["companions"] = companions  # None: none were needed; else whether they were believed
         options.out.write_text(json.dumps(results, indent=1) + "\n")
         for recipe in RECIPES:
             means = {m: round(float(np.mean([-1.0 if s is None else s for s in v])), 3) for m, v in own[recipe].items()}
