@@ -13,8 +13,11 @@ import pytest
 
 import demosift
 from demosift.algorithms import REGISTRY, algorithm
-from demosift.cli.main import main, make_parser, with_algorithm
+from demosift.cli.main import MEANINGS, main, make_parser, with_algorithm
+from demosift.cli.parsers import flags, subcommands
 from demosift.cli.verbs import settings_of
+from demosift.learning.algorithm import setting_fields
+from demosift.registry import SCORERS
 
 TINY = ["--hidden", "8", "8", "--batch-size", "16"]
 
@@ -77,6 +80,20 @@ def test_flags_are_the_algorithm_fields(capsys: pytest.CaptureFixture[str]):
     assert "--nu-penalty" in text
     assert "--discount" in text
     assert "--threshold" not in text
+
+
+@pytest.mark.parametrize("name", REGISTRY.ours)
+def test_the_help_of_a_method_says_what_its_settings_mean(name: str):
+    sub = subcommands(subcommands(make_parser(["train", name]))["train"])[name]
+    for field in setting_fields(REGISTRY[name]):
+        if field.metadata.get("flag", True):
+            assert field.name in MEANINGS, field.name
+            assert "default: None" not in (flags(sub)[field.name.replace("_", "-")].help or ""), field.name
+
+
+def test_the_help_of_score_names_the_scorers():
+    about = flags(subcommands(make_parser(["score"]))["score"])["scorer"].help or ""
+    assert ", ".join(SCORERS.ours) in about
 
 
 @pytest.mark.parametrize(

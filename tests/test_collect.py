@@ -159,6 +159,20 @@ def test_a_member_does_not_depend_on_the_others():
         assert not second[..., first.shape[-1] :].any()
 
 
+def test_an_environment_whose_agents_all_diverge_takes_no_other_with_it(tmp_path):
+    """They are evaluated once, before they learn."""
+    sac = {"Pendulum-v1": [dataclasses.replace(TINY, learning_rate=1e30)], "hopper": [TINY]}
+    schedule = dataclasses.replace(FEW, random_steps=120)
+    with pytest.raises(InputError) as refused:
+        collect(list(sac), tmp_path / "out", steps=640, num_envs=8, sac=sac, schedule=schedule)
+    assert str(refused.value) == "collect: every agent of Pendulum-v1 diverged; the files of hopper are written"
+    curve = [json.loads(line) for line in (tmp_path / "out/Pendulum-v1/curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in curve] == [96]
+    assert not (tmp_path / "out/Pendulum-v1/config.json").exists()
+    assert len(read_dataset(tmp_path / "out/hopper/replay.hdf5")) == 640
+    assert Policy.load(tmp_path / "out/hopper/expert.safetensors").obs_dim == 11
+
+
 def test_settings_are_agents(tmp_path):
     """Two settings of two seeds are four agents; a setting's number leads from the curve to its hyper-parameters."""
     settings = [TINY, dataclasses.replace(TINY, discount=0.5, target_entropy=-4.0)]

@@ -1,5 +1,6 @@
 """The wider field: the grid of successors, its tables worked out by hand, and D4RL's files beside published numbers."""
 
+import importlib.util
 import itertools
 import json
 from pathlib import Path
@@ -17,9 +18,10 @@ from demosift.experiments.cells import Schedule
 from demosift.experiments.comparisons import PILES, Pile, comparison, parse_pile
 from demosift.experiments.d4rl import file_name, read_d4rl
 from demosift.experiments.presets import Request, row_facts
+from demosift.files import Unusable
 from demosift.report import statistics
 from demosift.report.anchors import NINE, anchor_table, anchored_methods, lines_of, published
-from demosift.report.comparison import LIMITS, comparison_tables
+from demosift.report.comparison import LIMITS, ComparisonRow, comparison_tables
 from demosift.report.page import write_report
 from demosift.results.cell import cell_id
 from demosift.results.folder import read_folder
@@ -27,6 +29,8 @@ from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
 from demosift.tasks.record import record
 from demosift.types import InputError
+
+MEASURE = Path(__file__).parent.parent / "results/recipe/measure.py"
 
 # Statistics
 
@@ -236,6 +240,55 @@ def test_the_first_table_is_over_all_tasks_that_every_contender_was_run_on(tmp_p
     write_report(folder, row_facts())
     assert {path: path.read_bytes() for path in written} == written
     assert not (folder / "tables" / "noisy-expert.md").exists()
+
+
+def write_seeds(folder: Path, scores: dict[str, dict[int, float]]) -> ComparisonRow:
+    """The row of BC over two piles of hopper and ant, from scores by task and seed."""
+    contents = []
+    for task, of_seeds in scores.items():
+        env, _, recipe = task.partition("/")
+        contents += [content_of("bc", [0.0, 0.1, score, score], seed, env, recipe) for seed, score in of_seeds.items()]
+    write_cells(folder, contents, "successors")
+    (row,) = comparison_tables(read_folder(folder), row_facts())[0].rows
+    return row
+
+
+def test_environments_are_averaged_seed_by_seed(tmp_path: Path) -> None:
+    """Cells come in the order of their ids, which says nothing of their seeds."""
+    own = {"hopper/haystack": {0: 0.1, 1: 0.2, 2: 0.3}, "hopper/no-expert": {0: 0.5}}
+    row = write_seeds(tmp_path, {**own, "ant/haystack": {1: 0.8, 2: 0.7, 0: 0.9}})
+    assert row.entries["haystack"] == pytest.approx((0.5, 0.0, 3))
+
+
+def test_environments_with_other_seeds_count_alike(tmp_path: Path) -> None:
+    own = {"hopper/haystack": {0: 0.2, 1: 0.4}, "hopper/no-expert": {0: 0.5}}
+    std = np.sqrt(0.02 + 0.08) / 2  # of the mean of two scores, whose variances are 0.02 and 0.08
+    row = write_seeds(tmp_path / "same number", {**own, "ant/haystack": {1: 0.6, 2: 1.0}})
+    assert row.entries["haystack"] == pytest.approx(((0.3 + 0.8) / 2, std, 2))
+    row = write_seeds(tmp_path / "more", {**own, "ant/haystack": {0: 0.6, 1: 1.0, 2: 0.5, 3: 0.7}})
+    assert row.entries["haystack"].mean == pytest.approx((0.3 + 0.7) / 2)
+    assert row.entries["haystack"].seeds == 2
+
+
+# The script of the recipe
+
+
+@pytest.mark.skipif(not MEASURE.is_file(), reason="a source archive comes without the results")
+def test_the_scores_of_the_recipe_are_those_of_the_report(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("measure", MEASURE)
+    assert spec is not None
+    assert spec.loader is not None
+    measure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measure)
+    scores = [0.9, 0.1, 0.2, 0.4, 0.6]  # of five the last two count
+    contents = [content_of("bc", scores, seed, env, iterations=5) for seed in (0, 1) for env in ("hopper", "ant")]
+    *_, last = write_cells(tmp_path, contents)
+    of_seeds = {0: 0.5, 1: 0.5}
+    means = {"mean": 0.5, "ant": 0.5, "hopper": 0.5}
+    assert measure.scores(tmp_path) == {"bc": {**means, "seeds": {"ant": of_seeds, "hopper": of_seeds}}}
+    last.write_text(last.read_text().replace("599.0", "999.0"))
+    with pytest.raises(Unusable, match="does not match its digest"):
+        measure.scores(tmp_path)
 
 
 # D4RL

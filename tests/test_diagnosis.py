@@ -311,6 +311,19 @@ def test_named_parts_of_observations_name_the_column() -> None:
 # The numbers
 
 
+def test_a_constant_column_changes_no_overlap() -> None:
+    """A camera's width, say, which is the same in both files."""
+    pile = make_set(1, 20, noisy=0.5)
+    found = []
+    for change in (lambda part: part, lambda part: with_column(part, 640.0)):
+        rng = np.random.default_rng(0)
+        own, others = (draw_sample(DatasetRows(change(part)), 1_000, rng) for part in (EXPERT, pile))
+        found.append(measure_overlap(own, others, np.zeros(own.obs.shape[1], bool)))
+    assert 0.3 < found[0].helpful.mean() < 0.6
+    for plain, widened in zip(*found, strict=True):
+        np.testing.assert_array_equal(widened, plain)
+
+
 def test_overlap_of_discrete_actions() -> None:
     def discrete(dataset: Dataset, flipped: bool) -> Dataset:
         choice = (dataset.transitions.obs[:, 0] > 0) ^ flipped

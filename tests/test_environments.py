@@ -129,6 +129,9 @@ def test_normalised_scores():
     paper = environments.normalised_score(environments.resolve("ant"), 5228.631335, "paper")
     assert paper == pytest.approx(1)
     assert environments.normalised_score("CartPole-v1", 100.0) is None
+    assert environments.normalised_score("Hopper-v5", 1000.0) == environments.normalised_score("hopper", 1000.0)
+    assert environments.normalised_score("Hopper-v5", 1000.0) is not None
+    assert environments.normalised_score("Ant-v5", 100.0) is None, "it has contact forces in its observations"
     assert environments.normalised_score(environments.resolve("Ant-v5"), 100.0, "d4rl") is None
 
 

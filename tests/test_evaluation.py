@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_policy import make_policy
 
-from demosift.policy import Policy, RandomPolicy
+from demosift.policy import NoisyPolicy, Policy, RandomPolicy
 from demosift.results.run import Run
 from demosift.simulation import environments
 from demosift.simulation.evaluation import (
@@ -49,6 +49,16 @@ def test_runs_and_paths_are_policies_too(policy, evaluation, tmp_path):
     for source in (run, tmp_path / "run", str(tmp_path / "run" / "policy.safetensors")):
         again = evaluate(source, "CartPole-v1", episodes=4, seed=7, num_workers=1)
         assert (again.returns == evaluation.returns).all()
+
+
+def test_a_noisy_policy_is_played_with_its_noise():
+    pendulum = environments.resolve("Pendulum-v1")
+    steady = make_policy(3, 1, members=1, environment=pendulum)
+    noisy = evaluate(NoisyPolicy(steady, 0.5), episodes=2, num_workers=1)
+    jobs = evaluation_jobs(1, 2, 0)
+    expected = rollout(NoisyPolicy(steady, 0.5), pendulum, jobs, num_workers=1)
+    assert noisy.returns[0].tolist() == [episode.return_ for episode in expected]
+    assert (noisy.returns != evaluate(steady, episodes=2, num_workers=1).returns).all()
 
 
 def test_statistics():

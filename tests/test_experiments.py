@@ -289,12 +289,20 @@ def test_a_replays_scores_are_measured_by_its_own_expert(recordings: Path, tmp_p
     medium = shipped_policy("hopper", "medium")
     medium.save(tmp_path / "expert.safetensors")
     write_dataset(noisy.demonstrations.expert, tmp_path / "replay.hdf5")
-    preparation = Preparation(tmp_path / "data")
-    replay = preparation(DataKey("hopper", "full-replay", 0, pool=2, replay=str(tmp_path)))
-    returns = read_dataset(tmp_path / "data" / "hopper-full-replay-2.hdf5").returns()
+    key = DataKey("hopper", "full-replay", 0, pool=2, replay=str(tmp_path))
+    replay = Preparation(tmp_path / "data")(key)
+    (recorded,) = (tmp_path / "data").iterdir()
+    assert recorded.name.startswith("hopper-full-replay-2-")
+    returns = read_dataset(recorded).returns()
     assert len(returns) == 2
     assert replay.reference["expert"] == pytest.approx(returns.mean(), abs=1e-4)
     assert replay.reference["random"] == known["random"]["mean"]
+
+    shipped_policy("hopper", "expert").save(tmp_path / "expert.safetensors")  # another agent's replay in this place
+    other = Preparation(tmp_path / "data")(key)
+    assert other.reference["expert"] > 2 * replay.reference["expert"]
+    plain = recorded.rename(tmp_path / "data" / "hopper-full-replay-2.hdf5")  # a grid of before has no other name
+    assert plain in Preparation(tmp_path / "data").kept(key).values()
 
 
 # Plans

@@ -17,13 +17,28 @@ from conftest import tree
 from test_experiments import cell, evaluations, planned, quiet_view
 
 from demosift.experiments.cells import Cell
-from demosift.experiments.cluster import run_on_ray
+from demosift.experiments.cluster import run_on_ray, task_needs
 from demosift.experiments.local import run_local
 from demosift.experiments.plan import plan
 from demosift.experiments.program import Planned
 from demosift.experiments.store import Store
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'demosift[ray]'")
+
+NODES = [
+    ([{"CPU": 8.0}, {"CPU": 4.0}], (1, 0.0)),
+    ([{"CPU": 16.0, "GPU": 1.0}], (16, 1.0)),
+    ([{"CPU": 8.0}, {"CPU": 16.0, "GPU": 1.0}], (16, 1.0)),  # a head without a GPU lends its cores to nobody
+    ([{"CPU": 64.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}], (8, 1.0)),
+    ([{"CPU": 2.0, "GPU": 4.0}], (1, 1.0)),
+    ([{"CPU": 4.0, "GPU": 0.5}], (4, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("nodes", "needs"), NODES)
+def test_some_node_has_what_a_task_needs(nodes: list[dict[str, float]], needs: tuple[int, float]):
+    assert task_needs(nodes) == needs
+
 
 ITERATIONS, EVERY = 800, 20  # so many evaluations that there is time to kill in the middle
 

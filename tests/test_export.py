@@ -222,7 +222,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "not checked, since onnxruntime is not installed" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main(["export", str(tmp_path / "p.safetensors"), *out]) == 2
-    assert "pip install demosift[onnx]" in capsys.readouterr().err
+    assert "pip install 'demosift[onnx]'" in capsys.readouterr().err
 
 
 def test_the_documented_snippet_runs_without_demosift(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from layouts import Episode, episode, frames, joined, lerobot_v2, lerobot_v3, npz_folder, robomimic_file
 from test_data import HOPPER, Bomb, assert_same, make_dataset, raw_file
 
-from demosift.data import digest_source, load, open_pair, open_rows, read_dataset, write_dataset, write_hdf5
+from demosift.data import check_pair, digest_source, load, open_pair, open_rows, read_dataset, write_dataset, write_hdf5
 from demosift.data.formats.hdf5.rows import HDF5Rows
 from demosift.types import Dataset, EnvironmentSpec, InputError
 
@@ -538,6 +538,46 @@ def test_rows_of_a_pair_have_the_same_units(tmp_path: Path) -> None:
         raw_file(tmp_path / "f.hdf5", actions=np.zeros(10, int)),
     )
     assert [part.action_dim for part in open_pair(*discrete)] == [4, 4]
+
+
+def in_memory(value: float, **options: Any) -> Dataset:
+    """Ten rows whose actions are between minus this value and this value."""
+    actions = np.linspace(-value, value, 10, dtype=np.float32)[:, None]
+    obs = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+    return Dataset.from_arrays(obs, actions, next_observations=obs, ends=[10], **options)
+
+
+def test_data_in_memory_whose_bounds_differ_are_no_pair(tmp_path: Path) -> None:
+    small, large = in_memory(0.99, action_mode="rescale"), in_memory(1.99, action_mode="rescale")
+    message = "memory: actions: bounds differ from those of memory; use files of one environment"
+    for read in (load, open_pair, check_pair):
+        with pytest.raises(InputError) as refused:
+            read(small, large)
+        assert str(refused.value) == message
+    write_hdf5(large, tmp_path / "large.hdf5")
+    for read in (load, open_pair):
+        with pytest.raises(InputError, match=r"large\.hdf5: actions: bounds differ from those of memory"):
+            read(small, tmp_path / "large.hdf5")
+    both = open_pair(small, large, actions="rescale")
+    assert [part.bounds and part.bounds.high[0] for part in both] == pytest.approx([1.99, 1.99])
+
+
+@pytest.mark.parametrize("mode", ["check", "clip", "rescale"])
+def test_data_in_memory_beside_a_file_have_the_units_that_loading_gives(tmp_path: Path, mode: Any) -> None:
+    """Only one of them states its bounds: they hold for both."""
+    plain, stated = in_memory(0.5), in_memory(1.5, action_low=[-2.0], action_high=[2.0])
+    for number, (dataset, name) in enumerate([(plain, "plain"), (stated, "stated")]):
+        write_hdf5(dataset, tmp_path / f"{name}.hdf5")
+        other = tmp_path / f"{name}.hdf5"
+        pairs = [(other, (stated, plain)[number]), ((stated, plain)[number], other), (plain, stated)]
+        for pair in pairs:
+            both, rows = load(*pair, actions=mode), open_pair(*pair, actions=mode)
+            for part, own in zip((both.expert, both.supplementary), rows, strict=True):
+                assert part is not None
+                assert own.bounds == part.bounds
+                np.testing.assert_array_equal(own.take(np.arange(10))[1], part.transitions.action)
+    largest = [next(part.blocks())[1].max() for part in open_pair(plain, tmp_path / "stated.hdf5")]
+    assert largest == [0.25, 0.75]
 
 
 def test_a_pair_is_joined_of_the_same_keys(tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ def test_a_share_of_the_episodes_is_held_out_whole(share: float, expected: int):
     assert set(of_episode) == {0.0, 1.0}
 
 
+@pytest.mark.parametrize("episode", [10, 20_000])
+@pytest.mark.parametrize(
+    ("share", "folds"), [(0.005, 200), (0.01, 100), (0.05, 20), (0.06, 17), (0.07, 14), (0.1, 10), (0.125, 8)]
+)
+def test_a_small_share_is_what_was_asked_for(share: float, folds: int, episode: int):
+    held = choose_held_out(demonstrations(num_rows=20_000, episode=episode), share)[:20_000]
+    assert held.sum() == pytest.approx(20_000 / folds, rel=0.05)
+    assert held.mean() == pytest.approx(share, rel=0.1)
+
+
 def test_stretches_of_a_lone_trajectory_are_held_out_and_its_start_is_kept():
     held = choose_held_out(demonstrations(num_rows=1000, episode=2000), 0.2)[:1000]
     assert held.sum() == 200

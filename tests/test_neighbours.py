@@ -16,6 +16,11 @@ def sorted_distances(obs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray
     return order, np.take_along_axis(squared, order, axis=1)
 
 
+def no_rows(part: slice) -> np.ndarray:
+    """Leaves none out: the search is then the one for several neighbours, even if one is asked for."""
+    return np.zeros((part.stop - part.start, 600), bool)
+
+
 @pytest.mark.parametrize("count", [1, 5])
 def test_the_exact_search_finds_what_sorting_finds(count: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(neighbours, "CHUNK", 64)  # the last chunk is not full
@@ -23,8 +28,8 @@ def test_the_exact_search_finds_what_sorting_finds(count: int, monkeypatch: pyte
     reference, obs = (rng.normal(size=(rows, 4)) for rows in (50, 200))
     order, squared = sorted_distances(obs, reference)
     index, distance = find_nearest(obs, reference, count)
-    assert (np.sort(index, axis=1) == np.sort(order[:, :count], axis=1)).all()
-    np.testing.assert_allclose(np.sort(distance, axis=1), np.sqrt(squared[:, :count]), rtol=1e-12)
+    assert (index == order[:, :count]).all()
+    np.testing.assert_allclose(distance, np.sqrt(squared[:, :count]), rtol=1e-12)
 
 
 def test_rows_that_are_left_out_are_nobodys_neighbours():
@@ -67,6 +72,9 @@ def clouds(name: str) -> tuple[np.ndarray, np.ndarray]:
         case "near ties":  # in other groups, and equal in float32
             reference = reference.astype(np.float64)
             reference[300:] = reference[:300] + 1e-9 * rng.normal(size=(300, 7))
+        case "nearer ties":  # and hardly different in float64
+            reference, rows = reference.astype(np.float64), rows.astype(np.float64)
+            reference[300:] = reference[:300] + 2e-15 * rng.normal(size=(300, 7))
         case "one reference for many":
             reference[:] = reference[5]
         case "large offsets":
@@ -80,6 +88,10 @@ def clouds(name: str) -> tuple[np.ndarray, np.ndarray]:
         case "beyond float32":
             rows[::7] = 1e30
             reference[4] = -3e25
+        case "a constant column":  # in units of next to nothing, because it has no spread
+            reference, rows = (
+                np.append(each.astype(np.float64), [[640e6]] * len(each), 1) for each in (reference, rows)
+            )
         case "a walk":  # as episodes are: thousands of states that hardly differ
             reference = np.cumsum(1e-3 * reference, axis=0) + 5
             rows = reference[rng.integers(600, size=300)] + 1e-6 * rows
@@ -87,7 +99,7 @@ def clouds(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 CLOUDS = ("plain", "duplicates", "one reference for many", "large offsets", "scale differences", "an outlier")
-CLOUDS = (*CLOUDS, "near ties", "far from all", "beyond float32", "a walk")
+CLOUDS = (*CLOUDS, "near ties", "nearer ties", "a constant column", "far from all", "beyond float32", "a walk")
 
 
 @pytest.fixture
@@ -102,6 +114,26 @@ def test_one_neighbour_is_that_of_all_distances_in_float64(name: str):
     rows, reference = clouds(name)
     for found, wanted in zip(find_one(rows, reference), brute_force(rows, reference), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("name", CLOUDS)
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_several_neighbours_are_those_of_all_distances_in_float64(name: str, count: int):
+    rows, reference = (cloud.astype(np.float64) for cloud in clouds(name))
+    order, squared = sorted_distances(rows, reference)
+    index, distance = find_nearest(rows, reference, count, left_out=no_rows)
+    np.testing.assert_array_equal(index, order[:, :count])
+    np.testing.assert_array_equal(distance, np.sqrt(squared[:, :count]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_neighbours_need_the_bound(count: int, monkeypatch: pytest.MonkeyPatch):
+    """The check above can fail."""
+    rows, reference = clouds("nearer ties")
+    exact = sorted_distances(rows, reference)[0][:, :count]
+    monkeypatch.setattr(neighbours, "EXACT_ROUNDING", 0.0)
+    assert (find_nearest(rows, reference, count, left_out=no_rows)[0] != exact).any()
 
 
 def in_float32(rows: np.ndarray, reference: np.ndarray) -> np.ndarray:

@@ -286,6 +286,22 @@ def test_rows_are_drawn_in_proportion_to_their_weights():
     assert counts[[0, 3, 5, 6, 7]].sum() == 0
 
 
+def test_every_row_of_a_large_pile_can_be_drawn():
+    rows = 2**24  # twice as many as a float32 has places for
+    steps = np.diff(shares(np.ones(2**20), 2**20).astype(float))
+    assert np.abs(steps - 2**12).max() <= 1
+    data = TrainingData(
+        union=Transitions(*(jnp.zeros((1, 1)) for _ in range(5))),
+        num_expert=jnp.int32(1),
+        num_rows=jnp.int32(rows),
+        starts=jnp.zeros(1, int),
+        num_starts=jnp.int32(1),
+        cumulative=jnp.arange(1, rows + 1, dtype=jnp.uint32) * jnp.uint32(2**8) - jnp.uint32(1),
+    )
+    drawn = np.asarray(data.draw_weighted(jax.random.key(0), 10_000))
+    assert 0.48 < np.mean(drawn % 2) < 0.52
+
+
 def contradicting(seed: int, good: bool, num_rows: int = 600) -> Dataset:
     """The expert's action is the tanh of the state; everybody else's is the opposite."""
     rng = np.random.default_rng(seed)

@@ -159,7 +159,7 @@ def test_bootstrap_against_every_possible_resample() -> None:
     scores = np.array([0.0, 1, 5])
     means = [np.mean(draw) for draw in product(scores, repeat=3)]
     for confidence in (0.95, 0.6):
-        found = statistics.bootstrap_interval([scores], statistics.pooled_mean, 1, 50_000, confidence)
+        found = statistics.bootstrap_interval([scores], statistics.mean_of_strata, 1, 50_000, confidence)
         exact = np.quantile(np.repeat(means, 1000), [(1 - confidence) / 2, (1 + confidence) / 2])
         assert found == pytest.approx(tuple(exact))
     assert found == pytest.approx((2 / 3, 10 / 3))  # by hand: the sixth and the 22nd of the 27 resamples
@@ -167,12 +167,12 @@ def test_bootstrap_against_every_possible_resample() -> None:
 
 def test_bootstrap_never_mixes_strata() -> None:
     strata = [np.array([0.0, 0, 0]), np.array([9.0, 9])]
-    assert statistics.bootstrap_interval(strata, statistics.pooled_mean) == (3.6, 3.6)
+    assert statistics.bootstrap_interval(strata, statistics.mean_of_strata) == (4.5, 4.5)
 
 
 def test_bootstrap_follows_its_seed() -> None:
     scores = [np.random.default_rng(5).random(6)]
-    first, again, other = (statistics.bootstrap_interval(scores, statistics.pooled_mean, s) for s in (0, 0, 1))
+    first, again, other = (statistics.bootstrap_interval(scores, statistics.mean_of_strata, s) for s in (0, 0, 1))
     assert first == again != other
 
 
@@ -182,6 +182,8 @@ def test_difference_interval_covers_the_difference() -> None:
     assert 2 <= low < 4 < high <= 6
     same = statistics.difference_interval([x], [x])
     assert same[0] < 0 < same[1]
+    strata = [np.full(50, 1.0), np.full(2, 5.0)]  # they count alike, however many seeds they have
+    assert statistics.difference_interval(strata, [np.zeros(50), np.zeros(2)]) == (3.0, 3.0)
 
 
 def test_probability_of_improvement_by_hand() -> None:
@@ -267,6 +269,42 @@ def test_another_precision_is_another_setting(tmp_path: Path) -> None:
     assert settings == {"precision float32": 2, "precision bfloat16": 2}
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ({"ensemble": 5}, ("ensemble 1", "ensemble 5")),
+        ({"held_out": 0.2}, ("held out 0.2", "held out none")),
+        ({"held_out": 0.2, "patience": 3}, ("held out 0.2, patience 3", "held out none, patience never")),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "t"])
+def test_what_a_run_was_asked_for_is_a_setting(
+    flag: dict[str, Any], said: tuple[str, str], task: str | None, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "a", "bc", seeds=(0, 1), task=task)
+    write_run(tmp_path / "b", "bc", seeds=(0, 1), task=task, **flag)
+    panels, repeats = group(read_results(tmp_path).every_run)
+    assert [(series.setting, len(series.members)) for series in panels[0].series] == [(said[0], 2), (said[1], 2)]
+    assert repeats == []
+
+
+def test_given_weights_are_another_setting_whatever_the_task_is_called(tmp_path: Path) -> None:
+    """Each draw has weights of its own, so seeds with different ones still belong together."""
+    for name, sha, more in (
+        ("a", "0", {}),
+        ("b", "1", {}),
+        ("c", "0", {"weight_sha256": "2"}),
+        ("d", "1", {"weight_sha256": "3"}),
+        ("e", "0", {"bad": {"sha256": "4"}}),
+    ):
+        write_run(tmp_path / name, "wbcu-two-stage", seeds=(int(sha),), data=[{"sha256": sha, **more}], task="t")
+    assert {row.setting: row.seeds for row in result_table(tmp_path)} == {
+        "given nothing": 2,
+        "given weights": 2,
+        "given bad data": 1,
+    }
+
+
 def test_seeds_of_separate_runs_belong_together_and_count_once(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "bc", seeds=(0, 1))
     write_run(tmp_path / "b", "bc", seeds=(1, 2))
@@ -324,6 +362,23 @@ def test_headline_averages_environments_and_knows_returns(tmp_path: Path) -> Non
     write_run(tmp_path / "returns/bc", "bc", scored=False)
     assert words(tmp_path / "returns")[0].startswith("BC reaches a return of ")
     assert "Return over training" in write_report(tmp_path / "returns").read_text()
+
+
+def test_environments_count_alike_in_the_headline_however_many_seeds_they_have(tmp_path: Path) -> None:
+    """NBCU has the better mean over environments, BC the better one over seeds."""
+    seeds = {"A-v0": tuple(range(10)), "B-v0": (0, 1)}
+    for name, finals in (("bc", (0.8, 0.1)), ("nbcu", (0.7, 0.5))):
+        for (env, own), final in zip(seeds.items(), finals, strict=True):
+            write_run(tmp_path / env / name, name, final, own, spread=0, environment={"id": env})
+    rows = {(row.method, row.environment): row.mean for row in result_table(tmp_path)}
+    means = {name: (rows[name, "A-v0"] + rows[name, "B-v0"]) / 2 for name in ("BC", "NBCU")}
+    sentence, sureness = words(tmp_path)
+    assert sentence.startswith(f"NBCU is best: {100 * means['NBCU']:.0f}% of the expert's score averaged over 2 env")
+    assert f"against {100 * means['BC']:.0f}% for BC" in sentence
+    gap = 100 * (means["NBCU"] - means["BC"])
+    assert f"The difference is {gap:.1f} points" in sureness
+    low, high = map(float, re.findall(r"interval (\S+) to ([\d.]+);", sureness)[0])
+    assert low < gap < high
 
 
 # Weights

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -60,6 +61,15 @@ def test_rollout_is_the_textbook_loop(pool):
             total, steps = total + float(reward), steps + 1
         assert (episode.member, episode.seed, episode.length, episode.terminal) == (member, seed, 200, False)
         assert episode.return_ == pytest.approx(total, rel=1e-3)
+
+
+def test_an_environment_that_is_used_again_takes_the_bounds_of_its_next_policy(pool):
+    spec = environments.resolve("Pendulum-v1")
+    narrow = replace(spec, action_low=(-0.5,), action_high=(0.5,))
+    policy = make_policy(3, 1, members=1)
+    for bounds in (spec, narrow, spec):
+        used = pool.submit(policy, bounds, [(0, 5), (0, 6)], record=True).result()
+        assert_same(used, rollout(policy, bounds, [(0, 5), (0, 6)], num_workers=1, record=True))
 
 
 def test_discrete_actions_are_recorded_one_hot(pool):

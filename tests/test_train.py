@@ -38,7 +38,7 @@ from demosift.learning.trackers import Tracker
 from demosift.policy import Policy
 from demosift.report.table import result_table
 from demosift.results.run import Row, Run, RunFolder, load_run, read_run
-from demosift.types import Demonstrations, EnvironmentSpec, InputError
+from demosift.types import Bounds, Demonstrations, EnvironmentSpec, InputError
 
 ITERATIONS = 12 * CHUNK
 
@@ -281,8 +281,20 @@ class TestLonger:
         assert tree(tmp_path / "run") == tree(whole)
 
 
+def with_bounds(data: Demonstrations, *limits: float) -> Demonstrations:
+    """The same rows, but the -1 and +1 of the expert's and of the supplementary set's actions stand for these."""
+    size = data.expert.action_dim
+    expert, supplementary = (
+        replace(part, stated_bounds=Bounds((-limit,) * size, (limit,) * size))
+        for part, limit in zip((data.expert, data.supplementary), limits, strict=True)
+        if part is not None
+    )
+    return Demonstrations(expert, supplementary)
+
+
 class TestRefusals:
     CONTINUOUS, DISCRETE = random_demonstrations(), random_demonstrations("discrete")
+    TO_TWO, TO_FIVE = with_bounds(CONTINUOUS, 2, 2), with_bounds(CONTINUOUS, 5, 5)
 
     @pytest.mark.parametrize(
         ("message", "change"),
@@ -307,6 +319,9 @@ class TestRefusals:
             (r"checkpoint_every \(0\) must be a positive multiple", {"checkpoint_every": 0}),
             (r"evaluate_every \(0\) must be a positive multiple", {"evaluator": FakeEvaluator(0)}),
             ("memory: actions", {"data": Demonstrations(CONTINUOUS.expert, DISCRETE.expert)}),
+            ("memory: actions: bounds differ from those of memory", {"data": with_bounds(CONTINUOUS, 2, 5)}),
+            ("fit: memory: actions: bounds differ", {"data": [TO_TWO, TO_FIVE], "seeds": 2}),
+            ("fit: memory: actions: bounds differ", {"data": [CONTINUOUS, TO_FIVE], "seeds": 2}),
         ],
     )
     def test_a_bad_request_is_refused_and_nothing_written(self, tmp_path: Path, message: str, change: dict[str, Any]):
@@ -320,6 +335,10 @@ class TestRefusals:
     def test_repeated_seeds_with_data_of_their_own_are_welcome(self):
         sources = [self.CONTINUOUS, random_demonstrations(seed=10)]
         train.check_request([tiny("wbcu")], sources, [4, 4], 10, 5, 10, None)
+
+    def test_unknown_bounds_are_those_of_actions_as_they_are(self):
+        sources = [self.CONTINUOUS, with_bounds(self.CONTINUOUS, 1, 1)]
+        train.check_request([tiny("wbcu")], sources, [4, 5], 10, 5, 10, None)
 
     def test_other_data_is_another_run(self, whole: Path):
         before = tree(whole)
@@ -464,3 +483,18 @@ def test_the_normaliser_follows_its_member():
     policy = train.fit(settings, sources, seeds=2, iterations=1, normalise="union", progress=False).policy
     expected = [-source.union.obs.mean(axis=0) for source in sources] * 2
     np.testing.assert_allclose(policy.shift, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["smodice", "wbcu-two-stage"])
+def test_too_few_iterations_for_a_policy_are_refused(name: str):
+    data, first = random_demonstrations(), tiny(name).policy_from
+    assert first > 0
+    with pytest.raises(InputError, match=f"{first} iterations train no policy: its discriminator has the first"):
+        train.fit(tiny(name), data, iterations=first, progress=False)
+    fit = functools.partial(train.fit, tiny(name), progress=False)
+    before, after = (fit(data, iterations=first + more).policy.layers[0].kernel for more in (1, 2))
+    assert np.any(before != after)
+    if name == "wbcu-two-stage":  # weights that come with the data need no discriminator
+        assert data.supplementary is not None
+        weight = np.ones(len(data.expert) + len(data.supplementary))
+        assert fit(replace(data, weight=weight), iterations=1).config["iterations"] == 1

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from demosift.results.cell import cell_run, read_cell
+
 Key = tuple[str, str, str]
 SPAN = range(110_000, 200_001, 10_000)
 
@@ -18,12 +20,13 @@ def scores(folder: Path, precision: str) -> dict[Key, tuple[str, float]]:
     """Row and averaged score of every cell, by its task, its data and its algorithm's settings."""
     found = {}
     for path in folder.glob("*.json"):
-        cell = json.loads(path.read_text())
-        config, reference = cell["config"], cell["reference"]
+        cell = read_cell(path, path.name)
+        config = cell["config"]
         if config.get("precision", "float32") != precision:
             continue
-        returns = [np.mean(row["returns"]) for row in cell["evaluations"] if row["iteration"] in SPAN]
-        score = (np.mean(returns) - reference["random"]) / (reference["expert"] - reference["random"])
+        (member,) = cell_run(cell, path.name).members
+        assert member.score is not None
+        score = member.score[np.isin(member.iteration, SPAN)].mean()
         penalty = config["settings"].get("gradient_penalty")
         row = config["method"] + ("" if penalty is None else f" GP={penalty:g}")
         found[row, cell["data"]["sha256"], json.dumps(config["settings"])] = (row, 100 * float(score))

@@ -19,9 +19,10 @@ import numpy as np
 from together import record_pools, score_all, train
 
 from demosift.data import read_dataset, write_dataset
+from demosift.data.episodes import episodes_at, join
 from demosift.sift.diagnosis import Evidence, advise
 from demosift.simulation import environments
-from demosift.tasks.recipes import Sources, _concatenate, _episodes, _redraw_actions
+from demosift.tasks.recipes import Sources, redraw_actions
 from demosift.types import Dataset, Demonstrations
 
 METHODS = {"bc": "bc", "nbcu": "nbcu", "wbcu": "wbcu-two-stage", "sift": "sift"}
@@ -79,7 +80,7 @@ def some_episodes(replay: Dataset, rows: int, share: float, rng: np.random.Gener
     early = np.flatnonzero(replay.episode_ends <= share * len(replay))
     order = rng.permutation(early)
     lengths = (replay.episode_ends - replay.episode_starts)[order]
-    return _episodes(replay, np.sort(order[: int(np.searchsorted(np.cumsum(lengths), rows)) + 1]))
+    return episodes_at(replay, np.sort(order[: int(np.searchsorted(np.cumsum(lengths), rows)) + 1]))
 
 
 def make_pile(env: str, index: int, replay: str, folder: str) -> Demonstrations:
@@ -87,21 +88,21 @@ def make_pile(env: str, index: int, replay: str, folder: str) -> Demonstrations:
     rng = np.random.default_rng([17, index])
     pools = sources(env, folder)
     order = rng.permutation(POOL)
-    expert, rest = _episodes(pools.expert_pool, order[:experts]), order[experts:]
+    expert, rest = episodes_at(pools.expert_pool, order[:experts]), order[experts:]
     parts = []
     for kind, count in contents.items():
         match kind:
             case "clean" | "noisy":
-                part, rest = _episodes(pools.expert_pool, rest[:count]), rest[count:]
-                parts.append(_redraw_actions(part, rng) if kind == "noisy" else part)
+                part, rest = episodes_at(pools.expert_pool, rest[:count]), rest[count:]
+                parts.append(redraw_actions(part, rng) if kind == "noisy" else part)
             case "medium":
-                parts.append(_episodes(pools.medium_pool, rng.permutation(POOL)[:count]))
+                parts.append(episodes_at(pools.medium_pool, rng.permutation(POOL)[:count]))
             case "random":
                 parts.append(pools.random_rows(1_000 * count))
             case _:
                 share = 1.0 if kind == "replay" else 1 / 3
                 parts.append(some_episodes(replay_of(env, replay), 1_000 * count, share, rng))
-    return Demonstrations(expert, replace(_concatenate(parts), source=f"{env} {contents}"))
+    return Demonstrations(expert, replace(join(parts), source=f"{env} {contents}"))
 
 
 def evidence_of(summary: dict[str, Any]) -> dict[str, Any]:

@@ -17,13 +17,14 @@ from measure import ROBUST, scores
 from rich.console import Console
 from together import train
 
+from demosift.data.episodes import episodes_at
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.files import write_json
 from demosift.learning.neighbours import find_nearest
 from demosift.sift.method import Sift
 from demosift.simulation import environments
-from demosift.tasks.recipes import Sources, _episodes, draw_task
+from demosift.tasks.recipes import Sources, draw_task
 from demosift.types import Dataset, Demonstrations
 
 METHODS = ("sift", "bc", "nbcu", "wbcu-two-stage", "demodice")
@@ -44,7 +45,7 @@ def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, objec
     for name, own in parts.items():
         if own.sum() < 10:
             continue
-        part = _episodes(whole, np.flatnonzero(own)[:: max(1, int(own.sum()) // 400)])
+        part = episodes_at(whole, np.flatnonzero(own)[:: max(1, int(own.sum()) // 400)])
         data = [draw_task(own_sources, "full-replay", seed) for seed in range(seeds)]
         data = [Demonstrations(each.expert, replace(part, origin=None)) for each in data]
         values = train("nbcu", data, spec, iterations, 20)
@@ -92,7 +93,7 @@ def likeness(replay: Dataset, pool: Dataset, good: np.ndarray, rows: int = 4_000
     for fifth in range(FIFTHS):
         own = good[(times > fifth / FIFTHS) & (times <= (fifth + 1) / FIFTHS)]
         if len(own) >= 3:
-            found[f"fifth {fifth + 1}"] = difference(_episodes(replay, own))
+            found[f"fifth {fifth + 1}"] = difference(episodes_at(replay, own))
     return found
 
 

@@ -19,8 +19,11 @@ from demosift.experiments.cells import DataKey
 from demosift.experiments.prepare import Preparation
 from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
+from demosift.learning.cloning import RECIPES
 from demosift.learning.prepared import InMemory
 from demosift.learning.stages import together
+from demosift.report.groups import num_averaged
+from demosift.results.cell import cell_run, read_cell
 from demosift.sift.method import Sift
 from demosift.simulation.environments import IN_THE_PAPER
 from demosift.types import Demonstrations
@@ -28,7 +31,7 @@ from demosift.types import Demonstrations
 PAPER = {"learning_rate": 3e-4, "log_std_floor": None, "decay": 0.0, "rate_schedule": "constant"}
 FLOOR = {**PAPER, "log_std_floor": -1.0}
 DECAY = {**FLOOR, "decay": 0.1}
-ROBUST = {**DECAY, "learning_rate": 1e-3, "rate_schedule": "cosine"}
+ROBUST = RECIPES["robust"]
 SQUARED = {**ROBUST, "log_std_floor": None, "loss": "squared"}
 
 # name -> methods, settings, networks averaged, iterations
@@ -124,13 +127,12 @@ def scores(folder: Path) -> dict[str, dict[str, Any]]:
     """The score of each method and environment in the reported evaluations: means over seeds, and every seed's."""
     found: dict[str, dict[str, dict[int, float]]] = {}
     for path in (folder / "cells").glob("*.json"):
-        cell = json.loads(path.read_text())
-        config, reference = cell["config"], cell["reference"]
-        reported = [row for row in cell["evaluations"] if len(row["returns"]) == config["evaluation"]["episodes"]]
-        returns = np.mean([np.mean(row["returns"]) for row in reported])
-        score = (returns - reference["random"]) / (reference["expert"] - reference["random"])
-        of_env = found.setdefault(config["method"], {}).setdefault(config["environment"], {})
-        of_env[config["seed"]] = round(float(score), 4)
+        cell = read_cell(path, path.name)
+        (member,) = cell_run(cell, path.name).members
+        assert member.score is not None
+        reported = member.score[-num_averaged(len(member.score)) :]
+        of_env = found.setdefault(cell["config"]["method"], {}).setdefault(cell["config"]["environment"], {})
+        of_env[cell["config"]["seed"]] = round(float(reported.mean()), 4)
     return {method: summarised(envs) for method, envs in sorted(found.items())}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from demosift.experiments.presets import row_facts
 from demosift.report.drawing import PALETTE, figure, save
+from demosift.results.cell import cell_run, read_cell
 
 ROOT = Path(__file__).parents[2]
 PENALTY = 1.0  # of WBCU and DemoDICE
@@ -23,14 +24,14 @@ def curves() -> dict[str, dict[int, float]]:
     """Mean normalised score of every method by iteration."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for path in (ROOT / "results/paper/cells").glob("*.json"):
-        cell = json.loads(path.read_text())
-        config, reference = cell["config"], cell["reference"]
-        penalty = config["settings"].get("gradient_penalty", PENALTY)
-        if not config["task"].endswith("noisy-expert") or penalty != PENALTY:
+        run = cell_run(read_cell(path, path.name), path.name)
+        (member,) = run.members
+        assert member.score is not None
+        penalty = member.settings.get("gradient_penalty", PENALTY)
+        if not run.config["task"].endswith("noisy-expert") or penalty != PENALTY:
             continue
-        for row in cell["evaluations"]:
-            score = (np.mean(row["returns"]) - reference["random"]) / (reference["expert"] - reference["random"])
-            found[config["method"]][row["iteration"]].append(float(score))
+        for iteration, score in zip(member.iteration.tolist(), member.score.tolist(), strict=True):
+            found[run.config["algorithm"]][iteration].append(score)
     cells = {method: max(map(len, rows.values())) for method, rows in found.items()}
     return {
         method: {i: float(np.mean(values)) for i, values in sorted(rows.items()) if len(values) == cells[method]}

@@ -85,9 +85,7 @@ def heuristic_episodes(count: int) -> Dataset:
 
 def make(env: str, recipe: str, seed: int, size: int) -> Demonstrations:
     expert, medium = pools(env, size)
-    sources = Sources(env, pool=size, recorded=expert)
-    object.__setattr__(sources, "medium_pool", medium)
-    return draw_task(sources, recipe, seed)
+    return draw_task(Sources(env, pool=size, recorded=expert, others={"medium": medium}), recipe, seed)
 
 
 def itself(data: Demonstrations) -> Demonstrations:

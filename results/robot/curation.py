@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 
 from demosift.algorithms.bc import BC
 from demosift.data import read_dataset
+from demosift.data.episodes import episodes_at
 from demosift.data.rows import DatasetRows
 from demosift.files import write_json
 from demosift.learning.cloning import ROBUST
@@ -136,8 +137,7 @@ def best(pile: Dataset, scores: Score, share: float) -> Dataset:
 
 def choose(pile: Dataset, episodes: np.ndarray) -> Dataset:
     """Some episodes, in the pile's order."""
-    rows = [np.arange(pile.episode_starts[episode], pile.episode_ends[episode]) for episode in np.sort(episodes)]
-    return pile.take(np.concatenate(rows))
+    return episodes_at(pile, np.sort(episodes))
 
 
 def precision(scores: Score, kinds: np.ndarray) -> dict[str, Any]:

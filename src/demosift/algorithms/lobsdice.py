@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.algorithms.demodice import State
-from demosift.learning.about import About, Work, cloning_work, slope_work
+from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import PAPER, Cloner, clone, init_cloner
 from demosift.learning.critic import advantages, criticise
@@ -106,5 +106,4 @@ class LobsDICE:
 
     def work(self) -> list[Work]:
         batch, hidden = self.batch_size, self.hidden
-        discriminator, critic = slope_work(2 * batch, 2 * batch, hidden), slope_work(2 * batch, 3 * batch, hidden)
-        return [cloning_work(batch, hidden), discriminator, critic]
+        return [cloning_work(rows, hidden) for rows in (batch, 4 * batch, 5 * batch)]  # policy, discriminator, critic

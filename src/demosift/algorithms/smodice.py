@@ -70,6 +70,10 @@ class SMODICE:
     hidden: tuple[int, ...] = (256, 256)
     cloner: Cloner = PAPER
 
+    @property
+    def policy_from(self) -> int:
+        return self.discriminator_iterations
+
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         policy_key, *keys = jax.random.split(key, 3)
         obs_dim = batch.union.obs.shape[-1]

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from demosift.learning.about import About, Work, cloning_work, slope_work
+from demosift.learning.about import About, Work, cloning_work
 from demosift.learning.algorithm import Batch, Metrics, algorithm
 from demosift.learning.cloning import PAPER, Cloner, clone, init_cloner
 from demosift.learning.discriminator import discriminate, init_discriminator, ratio_weight, weigh_rows, weight_metrics
@@ -75,4 +75,4 @@ class WBCU:
 
     def work(self) -> list[Work]:
         batch, hidden = self.batch_size, self.hidden
-        return [cloning_work(batch, hidden), slope_work(2 * batch, 2 * batch, hidden)]
+        return [cloning_work(batch, hidden), cloning_work(4 * batch, hidden)]

@@ -45,6 +45,10 @@ class WBCUTwoStage:
     hidden: tuple[int, ...] = (256, 256)
     cloner: Cloner = PAPER
 
+    @property
+    def policy_from(self) -> int:
+        return self.discriminator_iterations
+
     def init(self, batch: Batch, key: PRNGKeyArray) -> State:
         return init_state(batch, self.hidden, key, self.cloner)
 

@@ -29,6 +29,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from demosift.bench import check_out, known, write_with_tables
+from demosift.data.episodes import join
 from demosift.data.rows import DatasetRows
 from demosift.files import Unusable, digest, plain, provenance, read_json
 from demosift.policy import RandomPolicy
@@ -41,7 +42,7 @@ from demosift.simulation import environments
 from demosift.simulation.shipped import shipped_policy
 from demosift.tasks.recipes import ORIGINS, make_task
 from demosift.tasks.record import record
-from demosift.types import Dataset, Demonstrations, InputError, Origin, Transitions
+from demosift.types import Dataset, Demonstrations, InputError, Origin
 
 TARGETS = {"noisy-expert": 0.97, "haystack": 0.95, "full-replay": 0.8}
 HIGHER = {("noisy-expert", "halfcheetah"): 0.99, ("noisy-expert", "ant"): 0.99}
@@ -97,13 +98,8 @@ def haystack(env: str, seed: int) -> Demonstrations:
         (record(RandomPolicy(spec), HAY, spec, seed=seed), "random"),
     ]
     code = np.concatenate([np.full(len(part), ORIGINS.index(name), np.int8) for part, name in parts])
-    supplementary = _join([part for part, _ in parts])
+    supplementary = join([part for part, _ in parts])
     return Demonstrations(expert.take(slice(first)), replace(supplementary, origin=Origin(code, ORIGINS)))
-
-
-def _join(datasets: Sequence[Dataset]) -> Dataset:
-    transitions = Transitions(*map(np.concatenate, zip(*(each.transitions for each in datasets), strict=True)))
-    return Dataset(transitions, np.concatenate([each.timeout for each in datasets]), datasets[0].environment)
 
 
 JUDGES = {"noisy-expert": separation, "haystack": precision, "full-replay": correlation}

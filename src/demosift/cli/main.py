@@ -51,6 +51,8 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "alpha": "alpha of the method's paper",
     "average": "share that each step keeps of a moving average of the policy's parameters, such as 0.999; 0 for none",
     "batch_size": "rows in a batch",
+    "beta": "how fast the reward falls with the distance from the expert",
+    "bias": "number that is subtracted from every reward",
     "critic_decay": "weight decay of the critic",
     "critic_learning_rate": "learning rate of the critic",
     "decay": "decoupled weight decay of the policy",
@@ -61,6 +63,7 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "discriminator_learning_rate": "learning rate of the discriminator",
     "divergence": "divergence from the supplementary data that the method keeps small",
     "eta": "eta of the method's paper",
+    "expectile": "expectile of the actions' values that V learns: 0.5 is their mean, near 1 their maximum",
     "first_iterations": "iterations of the first discriminator",
     "form": "weights as in the paper, or as in the authors' code",
     "gradient_penalty": "coefficient of the discriminator's gradient penalty",
@@ -75,12 +78,16 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "penalty": "output whose gradient is penalised",
     "rate_schedule": "learning rate that stays, or falls to zero at the end like a cosine",
     "ratio": "density ratio as in the paper's code (smoothed) or in the paper (exact)",
+    "scaling": "rewards as they are (none), or scaled so that the best and the worst return are 1,000 apart (returns)",
     "scorer": "scorer that weighs the data",
     "sigma": "smallest likeness to the expert's states that counts as one of them",
     "steps_ahead": "steps within which a row must lead to a state of the expert",
+    "target_rate": "share of the way that target networks move towards the critics in an iteration",
+    "temperature": "factor of the advantage in a row's weight: 0 weighs all rows alike, more prefers the best",
     "threshold": "smallest weight that counts; lower ones become zero",
     "weight_decay": "weight decay of the policy",
 }
+NOT_SET = {"log_std_floor": "the network's own, -5"}  # what a default of None comes to
 
 
 class Version(argparse.Action):
@@ -234,7 +241,8 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     add = sub.add_argument
     add("--out", default="demo", help="folder for the runs and report.html (default: demo)")
     add("--seeds", type=within(MEMBERS), default=3, help="number of seeds for each method (default: 3)")
-    about = "training iterations of sift; the others have a quarter (default: enough for about three minutes in all)"
+    about = "training iterations of sift; the other policies have a fifth of them, and WBCU's discriminator a tenth "
+    about += "(default: enough for about three minutes in all)"
     add("--iterations", type=within(STEPS), help=about)
 
     sub = verb("collect", "train SAC and keep an expert, a medium policy and the replay")
@@ -299,7 +307,9 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     about += "none for all together (default: LeRobot's tasks)"
     add("--task-column", metavar="NAME", help=about)
     add("--out", required=True, help="folder for the scores and report.html")
-    add("--scorer", default="contrast", metavar="NAME", help="a scorer of docs/sift.md (default: contrast)")
+    about = "what weighs the rows: contrast, wbcu, demodice, dwbc, neighbours, trees, or a scorer that another package "
+    about += "registers (default: contrast)"
+    add("--scorer", default="contrast", metavar="NAME", help=about)
     add("--members", type=within(MEMBERS), default=3, help="independent estimates of each weight (default: 3)")
     add("--folds", type=within(FOLDS), default=5, help="number of parts to leave out of training in turn (default: 5)")
     add("--seed", type=within(SEED), default=0, help="random seed (default: 0)")
@@ -580,6 +590,7 @@ def add_named_recipe(sub: Parser) -> None:
 def add_field(group: Any, name: str, hint: Any, allowed: Range | None, default: Any, several: bool) -> None:
     """A flag of one hyper-parameter. What is not given stays out of the options, so that a recipe may say it."""
     value = " ".join(map(str, default)) if isinstance(default, tuple | list) else default
+    value = NOT_SET.get(name, "none") if default is None else value
     about = f"{MEANINGS.get(name, name.replace('_', ' '))} (default: {value})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": about}
     if hint is bool:

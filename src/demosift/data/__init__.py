@@ -142,13 +142,12 @@ def load(
     bounds, num_actions = shared_action_space(recordings, actions) if len(recordings) > 1 else (None, None)
     datasets = []
     for number, (source, recording) in enumerate(zip(sources, recordings, strict=True)):
-        changed = actions == "rescale" or max_episode_steps is not None or number == unknown
-        if isinstance(source, Dataset) and not changed and has_units(source, bounds, num_actions):
-            datasets.append(source)  # to other units and back again would change the last bit
-        else:
+        if number == unknown:
             # What stands in for unknown actions is another file's: that file's own rows are checked.
-            mode = "clip" if number == unknown and actions == "check" else actions
+            mode = "clip" if actions == "check" else actions
             datasets.append(_assemble(source, recording, mode, max_episode_steps, bounds, num_actions))
+        else:
+            datasets.append(_in_units(source, recording, actions, max_episode_steps, bounds, num_actions))
     for other in datasets[1:]:
         check_pair(datasets[0], other)
     return Demonstrations(
@@ -170,11 +169,19 @@ def open_pair(
     max_episode_steps: int | None = None,
 ) -> tuple[RowSource, RowSource]:
     """Expert and supplementary rows that belong together: the same checks and the same action units as in `load`."""
-    a, b = (open_rows(source, actions, max_episode_steps) for source in (expert, supplementary))
-    if isinstance(a, FileRows) and isinstance(b, FileRows):
-        check_same_keys(a, b)
-        bounds, num_actions = shared_action_space((a, b), actions)
-        a, b = a.with_actions(bounds, num_actions), b.with_actions(bounds, num_actions)
+    sources = expert, supplementary
+    stated = [
+        _record(source, actions) if isinstance(source, Dataset) else _open(source, actions, max_episode_steps)
+        for source in sources
+    ]
+    check_same_keys(*stated)
+    space = shared_action_space(stated, actions)
+    a, b = (
+        found.with_actions(*space)
+        if isinstance(found, FileRows)
+        else DatasetRows(_in_units(source, found, actions, max_episode_steps, *space))
+        for source, found in zip(sources, stated, strict=True)
+    )
     check_pair(a, b)
     return a, b
 
@@ -292,6 +299,21 @@ def _assemble(
     if chosen is None:
         return dataset
     return choose_episodes(dataset, episode_numbers(recording, max_episode_steps), Episodes.parse(*chosen))
+
+
+def _in_units(
+    source: Source | Dataset,
+    recording: Recording,
+    actions: ActionMode,
+    max_episode_steps: int | None,
+    bounds: Bounds | None,
+    num_actions: int | None,
+) -> Dataset:
+    """The recording of a source, its actions in units that it shares with others."""
+    changed = actions == "rescale" or max_episode_steps is not None
+    if isinstance(source, Dataset) and not changed and has_units(source, bounds, num_actions):
+        return source  # to other units and back again would change the last bit
+    return _assemble(source, recording, actions, max_episode_steps, bounds, num_actions)
 
 
 def _record(source: Source | Dataset, actions: ActionMode, known: bool = True) -> Recording:

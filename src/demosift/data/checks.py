@@ -213,6 +213,10 @@ class Described(Protocol):
     def action_dim(self) -> int: ...
     @property
     def discrete(self) -> bool: ...
+    @property
+    def bounds(self) -> Bounds | None:
+        """What the -1 and +1 of continuous actions stand for; None where that is unknown."""
+        ...
 
 
 class Stated(Protocol):
@@ -242,7 +246,7 @@ def check_state(source: str, num_columns: int) -> None:
 
 
 def check_pair(expert: Described, supplementary: Described) -> None:
-    """An expert and a supplementary set must have the same kind of observations and actions."""
+    """An expert and a supplementary set must have the same kind of observations and actions, in the same units."""
 
     def kind(dataset: Described) -> str:
         return "discrete" if dataset.discrete else "continuous"
@@ -255,6 +259,10 @@ def check_pair(expert: Described, supplementary: Described) -> None:
     ):
         if a != b:
             raise InputError(f"{supplementary.source}: {what}: {b}, but {a} in the expert set {expert.source}")
+    own, other = expert.bounds, supplementary.bounds
+    if not expert.discrete and own is not None and other is not None and not own.close_to(other):
+        differ = f"actions: bounds differ from those of {expert.source}; use files of one environment"
+        raise InputError(f"{supplementary.source}: {differ}")
 
 
 def check_same_keys(expert: Stated, supplementary: Stated) -> None:

@@ -5,7 +5,7 @@ are counted from 0 in the order in which they are read.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Self
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from demosift.data.rows import BLOCK, FileRows, Layout, Rows
-from demosift.types import Bounds, Dataset, InputError, Origin
+from demosift.types import Bounds, Dataset, InputError, Origin, Transitions
 
 Numbers = Int[np.ndarray, "episodes"]
 
@@ -98,6 +98,19 @@ class Episodes(NamedTuple):
 def choose_episodes(dataset: Dataset, numbers: Numbers, episodes: Episodes) -> Dataset:
     chosen = episodes.choose(dataset.source, numbers)
     return dataset.take(np.flatnonzero(np.repeat(chosen, np.diff(dataset.episode_ends, prepend=0))))
+
+
+def episodes_at(dataset: Dataset, places: Int[np.ndarray, "chosen"]) -> Dataset:
+    """The episodes in these places, counted from 0, in this order."""
+    bounds = np.stack([dataset.episode_starts, dataset.episode_ends], axis=1)[places].tolist()
+    return dataset.take(np.concatenate([np.arange(start, end) for start, end in bounds]))
+
+
+def join(datasets: Sequence[Dataset]) -> Dataset:
+    """One after the other, in the environment of the first. Where rows come from is not kept."""
+    transitions = Transitions(*map(np.concatenate, zip(*(dataset.transitions for dataset in datasets), strict=True)))
+    timeout = np.concatenate([dataset.timeout for dataset in datasets])
+    return Dataset(transitions, timeout, datasets[0].environment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ def split_rows(
     order = rng.permutation(len(ends))
     order = order[np.argsort(-lengths[order], kind="stable")]
     deal = np.concatenate([rng.permutation(num_folds) for _ in range(-(-len(ends) // num_folds))])[: len(ends)]
-    fold = np.empty(len(ends), np.int8)
+    fold = np.empty(len(ends), fold_type(num_folds))
     fold[order] = deal
     return np.repeat(fold, lengths)
 
@@ -112,7 +112,12 @@ def split_rows(
 def stretches(num_rows: int, num_folds: int) -> Int[np.ndarray, "rows"]:
     """Contiguous rows, dealt out in turn: short enough that no fold takes away a whole phase of the only episode."""
     length = max(1, min(STRETCH, num_rows // num_folds))
-    return (np.arange(num_rows) // length % num_folds).astype(np.int8)
+    return (np.arange(num_rows) // length % num_folds).astype(fold_type(num_folds))
+
+
+def fold_type(num_folds: int) -> type[np.signedinteger]:
+    """The numbers of folds. `score`, which stores them, has no more than fit in a byte."""
+    return np.int8 if num_folds <= 128 else np.int32
 
 
 def split_expert(

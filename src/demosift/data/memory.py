@@ -215,7 +215,7 @@ def to_pandas(dataset: Dataset) -> "pandas.DataFrame":
     try:
         import pandas
     except ImportError as error:
-        raise InputError("to_pandas: pandas is not installed: pip install demosift[pandas]") from error
+        raise InputError("to_pandas: pandas is not installed: pip install 'demosift[pandas]'") from error
     return pandas.DataFrame(to_columns(dataset))
 
 

@@ -94,6 +94,7 @@ class DatasetRows:
     def __init__(self, dataset: Dataset) -> None:
         self.source, self.num_rows = dataset.source, len(dataset)
         self.obs_dim, self.action_dim, self.discrete = dataset.obs_dim, dataset.action_dim, dataset.discrete
+        self.bounds = dataset.bounds
         self.episode_starts, self.episode_ends = dataset.episode_starts, dataset.episode_ends
         self.numbers = np.arange(len(dataset.episode_ends))
         self.environment, self.origin = dataset.environment, dataset.origin
@@ -146,6 +147,11 @@ class WrappedRows:
     @property
     def origin(self) -> Origin | None:
         return self.rows.origin
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Not told: units are compared before rows are wrapped, and something else may stand in the action's place."""
+        return None
 
     def layout(self, rows: int = BLOCK) -> Layout:
         return self.rows.layout(rows)

@@ -163,6 +163,18 @@ def run_on_ray(
     return Driver(ray, archive, store, view, deadline, checkpoint_seconds).run(programs)
 
 
+def task_needs(nodes: Sequence[Mapping[str, float]]) -> tuple[int, float]:
+    """The cores and GPUs of a task: one core; or, where there are GPUs, one of these with its share of a node's cores.
+
+    The share is that of the node with the fewest, so that every node with a GPU can take a task.
+    """
+    with_gpus = [node for node in nodes if node.get("GPU", 0) > 0]
+    if not with_gpus:
+        return 1, 0.0
+    shares = (int(node.get("CPU", 0) // max(1.0, node["GPU"])) for node in with_gpus)
+    return min(filter(None, shares), default=1), min(1.0, *(node["GPU"] for node in with_gpus))
+
+
 class Driver:
     """Submits programs, follows their progress, and records how they end."""
 
@@ -174,10 +186,7 @@ class Driver:
         self.deadline = deadline
         # Nodes do not share this process's monotonic clock; their wall clocks are close enough for a deadline.
         self.wall_deadline = None if deadline is None else time.time() + deadline - time.monotonic()
-        resources = ray.cluster_resources()
-        self.gpus = min(1.0, resources.get("GPU", 0))
-        cpus = int(resources.get("CPU", 1))
-        self.cpus = max(1, int(cpus // resources["GPU"])) if self.gpus else 1
+        self.cpus, self.gpus = task_needs([node["Resources"] for node in ray.nodes() if node["Alive"]])
         self.task = ray.remote(run_task).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES, retry_exceptions=False
         )

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from demosift.data import read_dataset, write_dataset
+from demosift.data.episodes import join
 from demosift.data.normaliser import NormaliseOver, Normaliser, fit_normaliser
 from demosift.experiments.cells import DataKey
 from demosift.experiments.d4rl import read_d4rl
-from demosift.files import Unusable, read_json
+from demosift.files import Unusable, digest_file, read_json
 from demosift.learning.fit import describe_data, with_bounds_of
 from demosift.simulation import environments
 from demosift.tasks.recipes import ORIGINS, Sources, draw_task, pool_size
-from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
+from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError
 
 DECIMALS = 4  # of a return, which is in the thousands: more would only fill files
 
@@ -138,11 +139,22 @@ class Preparation:
         return self._sources[shared]
 
     def kept(self, key: DataKey) -> dict[str, Path]:
-        """Where the pools that a task may draw from are kept, by the policy's name. Random episodes are not."""
+        """Where the pools that a task may draw from are kept, by the policy's name. Random episodes are not.
+
+        Those of a replay's own policies are named after these, too: another replay has others. Grids of before did not
+        say whose they are, and go on with what they have.
+        """
         size = pool_size(key.recipe, key.pool, key.experts)
         own = "-replay" if key.replay is not None and key.recipe != "full-replay" else ""  # its agent's policies
         names = {"expert": "", "medium": "-medium", "noisy-medium": "-noisy-medium"}
-        return {who: self.folder / f"{key.env}-{key.recipe}{own}-{size}{end}.hdf5" for who, end in names.items()}
+        paths = {}
+        for who, end in names.items():
+            stem = f"{key.env}-{key.recipe}{own}-{size}{end}"
+            policy = None if key.replay is None else Path(key.replay, f"{who}.safetensors")
+            paths[who] = self.folder / f"{stem}.hdf5"
+            if policy is not None and policy.is_file() and not paths[who].is_file():
+                paths[who] = self.folder / f"{stem}-{digest_file(policy).hex()[:8]}.hdf5"
+        return paths
 
     def keep(self, key: DataKey, sources: Sources) -> None:
         """Write the pools that were recorded for this task."""
@@ -158,13 +170,8 @@ def with_clean_rows(expert: Dataset, supplementary: Dataset) -> Dataset:
     if supplementary.origin is None:
         raise InputError(f"{supplementary.source}: does not say where its rows come from, so there is no oracle")
     clean = supplementary.take(np.flatnonzero(supplementary.origin.code == ORIGINS.index("clean")))
-    pairs = zip(expert.transitions, clean.transitions, strict=True)
-    return replace(
-        expert,
-        transitions=Transitions(*(np.concatenate(pair) for pair in pairs)),
-        timeout=np.concatenate([expert.timeout, clean.timeout]),
-        origin=None,
-    )
+    both = join([expert, clean])
+    return replace(expert, transitions=both.transitions, timeout=both.timeout, origin=None)
 
 
 def collected(folder: Path) -> dict[str, Any]:

@@ -38,10 +38,5 @@ def forward_work(rows: int, hidden: Sequence[int]) -> Work:
 
 
 def cloning_work(rows: int, hidden: Sequence[int]) -> Work:
-    """A forward pass, the input gradient and the weight gradient."""
+    """A forward pass, the input gradient and the weight gradient; `value_and_slope` costs as much, penalty included."""
     return Work(rows, 3 * rows * row_flops(hidden))
-
-
-def slope_work(rows: int, points: int, hidden: Sequence[int]) -> Work:
-    """`value_and_slope` with its backward pass: the work of cloning, and the tangents at the penalised points."""
-    return Work(rows + points, (3 * (rows + points) + points) * row_flops(hidden))

@@ -89,6 +89,11 @@ class Algorithm(Method, Protocol):
         """How its policy is cloned, where the cloner that methods share does it. None."""
         ...
 
+    @property
+    def policy_from(self) -> int:
+        """The iteration from which on it trains its policy, unless weights come with the data. 0."""
+        ...
+
     def check(self) -> None:
         """Refuse settings that cannot be, before anything is written. Refuses none."""
         ...
@@ -192,6 +197,15 @@ def check_settings(setting: Algorithm) -> None:
                 allowed.check(f"{setting.name}: {field.name}", *(value if isinstance(value, tuple) else [value]))
 
 
+def check_length(setting: Algorithm, iterations: int, weighted: bool = False) -> None:
+    """Refuse so few iterations that a method with two stages never comes to its policy."""
+    if iterations <= setting.policy_from and not (weighted and setting.takes_weights):
+        raise InputError(
+            f"{setting.name}: {iterations} iterations train no policy: its discriminator has the first "
+            f"{setting.policy_from} (--discriminator-iterations)"
+        )
+
+
 def setting_fields(cls: type) -> list[dataclasses.Field]:
     """The hyper-parameters, with those of a nested group (how the policy is cloned) among the others."""
     found = []
@@ -273,6 +287,7 @@ def algorithm(cls: type[A]) -> type[A]:
         "needs_expert_actions": True,
         "takes_bad": False,
         "cloner": None,
+        "policy_from": 0,
         "check": lambda self: None,
         "check_data": lambda self, data: None,
         "prepare": lambda self, data, folder: data,

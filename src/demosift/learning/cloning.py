@@ -102,7 +102,7 @@ PAPER = Cloner()
 ROBUST = Cloner(log_std_floor=-1.0, decay=0.1, rate_schedule="cosine")
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},
-    "robust": {"learning_rate": 1e-3, "log_std_floor": -1.0, "decay": 0.1, "rate_schedule": "cosine"},
+    "robust": {"learning_rate": 1e-3} | {k: v for k, v in vars(ROBUST).items() if v != getattr(PAPER, k)},
 }
 """Named sets of settings, for any method."""
 

@@ -26,6 +26,7 @@ from demosift.learning.algorithm import (
     Method,
     State,
     check_expert_actions,
+    check_length,
     check_settings,
     describe,
     make_algorithm,
@@ -53,7 +54,7 @@ from demosift.ranges import MEMBERS, SEED, STEPS
 from demosift.registry import NETWORKS, register
 from demosift.results.checkpoint import Note
 from demosift.results.run import METRICS, Row, Run, RunFolder
-from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transitions
+from demosift.types import Bounds, Dataset, Demonstrations, EnvironmentSpec, InputError, Transitions
 
 
 def fit(
@@ -123,6 +124,8 @@ def fit(
     known = all(source.expert_actions for source in sources)
     if held_out is not None and not known:
         raise InputError("held_out: judges policies by the expert's actions, which are unknown")
+    for setting in settings if not resume else []:  # a run that was begun may go on as it was begun
+        check_length(setting, iterations, all(source.weight is not None for source in sources))
     settings = [with_horizon(setting, iterations) for setting in settings]
     normalisers = [fit_normaliser(source, normalise) for source in sources]
     left_out = [] if held_out is None else [choose_held_out(source, held_out) for source in sources]
@@ -291,6 +294,7 @@ def check_request(
     sizes = {(source.expert.obs_dim, source.expert.action_dim, source.expert.discrete) for source in sources}
     if len(sizes) > 1:
         raise InputError(f"fit: the datasets differ in observation or action size: {sorted(sizes)}")
+    check_units([source.expert for source in sources])
     if settings[0].needs_supplementary:
         for source in sources:
             if source.supplementary is None:
@@ -299,6 +303,17 @@ def check_request(
                 )
     for source in sources:
         settings[0].check_data(source)
+
+
+def check_units(experts: Sequence[Dataset]) -> None:
+    """All members are one policy, which has one environment: actions of [-1, 1] must mean the same to all of them."""
+    one = (1.0,) * experts[0].action_dim
+    plain = Bounds(tuple(-end for end in one), one)  # what actions whose bounds are unknown are taken for
+    for other in experts[1:]:
+        if not (other.bounds or plain).close_to(experts[0].bounds or plain):
+            raise InputError(
+                f"fit: {other.source}: actions: bounds differ from those of {experts[0].source}; call fit once for each"
+            )
 
 
 def check_setting(setting: Algorithm, discrete: bool) -> None:

@@ -36,7 +36,7 @@ from demosift.types import Dataset, Demonstrations, InputError
 LEAST_ROWS = 20  # fewer say nothing about a policy
 MOST_ROWS = 8_192  # of more, so many are measured, evenly spaced
 LAST_CHECKS = 5  # by whose mean a setting is chosen
-MOST_FOLDS = 10  # so that twenty episodes are enough to leave out whole ones, whatever the share
+MOST_FOLDS = 10  # for shares of a tenth and more, so that twenty episodes are enough to leave out whole ones
 
 
 def choose_held_out(data: Demonstrations, share: float) -> Bool[np.ndarray, "rows"]:
@@ -49,7 +49,9 @@ def choose_held_out(data: Demonstrations, share: float) -> Bool[np.ndarray, "row
     HALF.check("held_out", share)
     if len(expert) * share < LEAST_ROWS:
         raise InputError(f"{expert.source}: {few(len(expert) * share)}; leave out a larger share, or give more rows")
-    part = Fraction(share).limit_denominator(MOST_FOLDS) or Fraction(1, round(1 / share))
+    part = Fraction(share).limit_denominator(MOST_FOLDS)
+    if abs(part - share) > share / 10:  # a small share needs more folds: one of them is left out
+        part = Fraction(1, round(1 / share))
     parts = [each.transitions for each in (expert, supplementary) if each is not None]
     copies = find_copies(np.concatenate([hash_rows(each.obs, each.action) for each in parts]), len(expert))
     first = copies.first[: len(expert)]

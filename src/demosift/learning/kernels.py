@@ -1,4 +1,4 @@
-"""The perceptron's passes as three GPU kernels of our own, for two equally wide hidden layers.
+"""The perceptron's passes as four GPU kernels of our own, for two equally wide hidden layers.
 
 Between a product and what follows it (bias, ReLU, mask, sums over rows), XLA writes every activation and reads it back.
 Here a tile of rows goes through both layers in one kernel, so that an activation is written once and read where it is
@@ -6,6 +6,7 @@ needed next:
 
     forward     x -> h1, h2, z                        both layers and the outputs
     backward    dz -> v2, v1, sums over rows          v_l: derivative by the pre-activation of layer l
+    slope       h1, h2 -> v1, m2                      for one output; m2 says where h2 is positive
     tangent     gbar -> zbar h1 + u1, sums over rows  what the second derivative of a penalty needs (`value_and_slope`)
 
 Weight gradients are plain products of these and stay with XLA. Everything except sums and outputs is bf16. The notation
@@ -129,23 +130,31 @@ def backward_kernel(dz_ref, h1_ref, h2_ref, w2_ref, w3_ref, v1_ref, v2_ref, sums
     TILING.over(w2_ref.shape[0], layer, 0)
 
 
-def tangent_kernel(
-    g_ref, zbar_ref, h1_ref, h2_ref, v1_ref, w1_ref, w2_ref, w3_ref, a_ref, sums1_ref, sums2_ref, sums3_ref
-):
-    g, zbar = g_ref[...], zbar_ref[...]
-    width = w2_ref.shape[0]
+def slope_kernel(h1_ref, h2_ref, w2_ref, w3_ref, v1_ref, m2_ref):
+    positive = h2_ref[...] > 0
+    m2_ref[...] = positive.astype(LOW)
+    v2 = jnp.where(positive, w3_ref[...], 0.0).astype(LOW)
 
-    def layer(columns, total):
+    def layer(columns, carry):
+        v1 = jnp.where(h1_ref[:, columns] > 0, triton.dot(v2, w2_ref[columns, :], trans_b=True), 0.0)
+        v1_ref[:, columns] = v1.astype(LOW)
+        return carry
+
+    TILING.over(w2_ref.shape[0], layer, 0)
+
+
+def tangent_kernel(g_ref, zbar_ref, h1_ref, v1_ref, m2_ref, w1_ref, a_ref, sums1_ref, sums2_ref):
+    g, zbar = g_ref[...], zbar_ref[...]
+
+    def layer(columns, carry):
         h1 = h1_ref[:, columns]
         u1 = jnp.where(h1 > 0, triton.dot(g, w1_ref[:, columns]), 0.0)
         a_ref[:, columns] = (zbar * h1.astype(jnp.float32) + u1).astype(LOW)
         sums1_ref[columns] = jnp.sum(zbar * v1_ref[:, columns].astype(jnp.float32), axis=0)
-        return total + triton.dot(u1.astype(LOW), w2_ref[columns, :])
+        sums2_ref[columns] = jnp.sum(zbar * m2_ref[:, columns].astype(jnp.float32), axis=0)
+        return carry
 
-    total = TILING.over(width, layer, jnp.zeros((TILING.rows, width), jnp.float32))
-    h2 = h2_ref[...].astype(jnp.float32)
-    sums2_ref[...] = jnp.sum(jnp.where(h2 > 0, zbar, 0.0), axis=0) * w3_ref[...][0]
-    sums3_ref[...] = jnp.sum(jnp.where(h2 > 0, total, 0.0) + zbar * h2, axis=0)
+    TILING.over(w1_ref.shape[1], layer, 0)
 
 
 class Kept(NamedTuple):
@@ -220,24 +229,29 @@ def value_and_slope(network: Any, x: Float[Array, "rows inputs"], interpret: boo
 
 def _slope_forward(network: Any, x: Array, interpret: bool):
     z, kept = run_forward(network, x, interpret)
-    v1, v2, *_ = run_backward(to_low(jnp.ones((len(x), 1)), len(x), kept.w3.shape[1]), kept, interpret)
+    output, width = network[-1].kernel.T, kept.h1.shape[1]
+    v1, m2 = call(slope_kernel, (kept.h1, kept.h2), (kept.w2, output), [(width, LOW)] * 2, interpret)
     slope = product(v1, kept.w1.T)[:, : x.shape[1]]
-    return (z[:, 0], slope), (network, kept, v1, v2, slope)
+    return (z[:, 0], slope), (network, kept, v1, m2, slope)
 
 
 def _slope_backward(interpret: bool, residuals: Any, cotangents: tuple[Array, Array]):
-    network, kept, v1, v2, slope = residuals
+    network, kept, v1, m2, slope = residuals
     first, second, last = network
+    output, width = last.kernel[:, 0], kept.h1.shape[1]
     zbar, gbar = cotangents[0][:, None], to_low(cotangents[1], *kept.x.shape)
-    tiled, whole = (gbar, zbar, kept.h1, kept.h2, v1), (kept.w1, kept.w2, last.kernel.T)
-    width = kept.h1.shape[1]
-    a, *sums = call(tangent_kernel, tiled, whole, [(width, LOW)] + [(width, SUMS)] * 3, interpret)
-    sums1, sums2, sums3 = (jnp.sum(each, axis=0) for each in sums)
+    outputs = [(width, LOW)] + [(width, SUMS)] * 2
+    a, *sums = call(tangent_kernel, (gbar, zbar, kept.h1, v1, m2), (kept.w1,), outputs, interpret)
+    sums1, sums2 = (jnp.sum(each, axis=0) for each in sums)
     a0 = (zbar * kept.x.astype(jnp.float32) + gbar.astype(jnp.float32)).astype(LOW)
+    q = product(a.T, m2)
     gradient = (
         first._replace(kernel=product(a0.T, v1)[: first.kernel.shape[0]], bias=sums1),
-        second._replace(kernel=product(a.T, v2), bias=sums2),
-        last._replace(kernel=sums3[:, None], bias=None if last.bias is None else jnp.sum(zbar, axis=0)),
+        second._replace(kernel=q * output[None], bias=sums2 * output),
+        last._replace(
+            kernel=(jnp.sum(second.kernel * q, axis=0) + second.bias * sums2)[:, None],
+            bias=None if last.bias is None else jnp.sum(zbar, axis=0),
+        ),
     )
     return gradient, zbar * slope
 

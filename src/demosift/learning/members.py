@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt
 
 from demosift.data.normaliser import Normaliser
 from demosift.learning.algorithm import Algorithm, Batch, Metrics, State
@@ -24,6 +24,8 @@ from demosift.types import Demonstrations, EnvironmentSpec, InputError, Transiti
 # The type in which hidden activations are computed and kept. Parameters, outputs and the optimiser are always float32;
 # a float32 product is whatever the device makes of it (TF32 on a GPU).
 Precision = Literal["float32", "bfloat16"]
+
+MOST = 2**32 - 1
 
 
 class TrainingData(NamedTuple):
@@ -35,7 +37,7 @@ class TrainingData(NamedTuple):
     starts: Int[Any, "starts"]  # rows that begin an episode
     num_starts: Int[Any, ""]
     weight: Float[Any, "rows"] | None = None
-    cumulative: Float[Any, "rows"] | None = None  # of the weights, as shares of their sum
+    cumulative: UInt[Any, "rows"] | None = None  # of the weights, as shares of their sum, in parts of 2^32
 
     def draws(self, key: PRNGKeyArray, iterations: Int[Array, "steps"], batch_size: int) -> tuple["Draw", PRNGKeyArray]:
         """The draws of these iterations, and a key for each of their steps."""
@@ -58,10 +60,13 @@ class TrainingData(NamedTuple):
         )
 
     def draw_weighted(self, key: PRNGKeyArray, batch_size: int) -> Int[Array, "rows"]:
-        """Rows in proportion to their weights: less noise than weighting the loss where the weights are uneven."""
+        """Rows in proportion to their weights: less noise than weighting the loss where the weights are uneven.
+
+        In integers, since float32 has 2^23 numbers between 0 and 1: too few to draw one of ten million rows by.
+        """
         assert self.cumulative is not None
-        at = jax.random.uniform(key, (batch_size,))
-        return jnp.minimum(jnp.searchsorted(self.cumulative, at, side="right"), self.num_rows - 1)
+        at = jnp.minimum(jax.random.bits(key, (batch_size,), jnp.uint32), jnp.uint32(MOST - 1))
+        return jnp.searchsorted(self.cumulative, at, side="right")
 
     def batch(self, draw: "Draw") -> Batch:
         return self.gather(draw, lambda array, index: array.at[index].get(mode="promise_in_bounds"))
@@ -170,10 +175,11 @@ def load_data(source: Demonstrations, normaliser: Normaliser, num_rows: int, num
     )
 
 
-def shares(weight: Float[np.ndarray, "rows"], num_rows: int) -> Float[np.ndarray, "padded"]:
-    """The running sum of the weights over all of it, padded with ones: padding is never drawn."""
+def shares(weight: Float[np.ndarray, "rows"], num_rows: int) -> UInt[np.ndarray, "padded"]:
+    """The running sum of the weights, from 0 to `MOST`, with which it is padded: padding is never drawn."""
     running = np.cumsum(weight, dtype=np.float64)
-    return np.concatenate([running / running[-1], np.ones(num_rows - len(weight))]).astype(np.float32)
+    parts = np.round(running / running[-1] * MOST)
+    return np.pad(parts, (0, num_rows - len(weight)), constant_values=MOST).astype(np.uint32)
 
 
 def episode_starts(source: Demonstrations) -> Int[np.ndarray, "starts"]:

@@ -1,8 +1,9 @@
 """The search for nearest neighbours: exact where a number depends on it, in float32 where a score does.
 
-`find_nearest` is exact: the answer is that of all distances in float64. With one neighbour to find it is fast as well,
-for a million rows and ten thousand references: a compiled product in float32 gives a bound for every group of reference
-rows, and only groups that may hold the nearest row are measured in float64, mostly one or two.
+`find_nearest` is exact: the answer is that of all distances in float64. A product gives a bound for every distance, and
+only rows that may be among the nearest are measured. With one neighbour to find it is fast as well, for a million rows
+and ten thousand references: the product is a compiled one in float32, and its bound is that of a group of reference
+rows, of which mostly one or two may hold the nearest.
 
 `nearest` is a compiled program for several neighbours of every row of a large set. It is exhaustive too, but does not
 see differences of about a thousandth. A library's search would be a few times slower: here one matrix product gives the
@@ -25,8 +26,8 @@ CHUNK = (
 GROUP = 16  # reference rows that share a bound
 TILE = 256  # reference rows in one product; it and a block's distances from them stay in the cache
 BLOCK = 2_048  # rows that are searched for together
-MEASURED = 20_000  # groups that are measured together
-ROUNDING = 2.0**-24  # of float32
+MEASURED = 20_000  # groups, or single rows, that are measured together
+ROUNDING, EXACT_ROUNDING = 2.0**-24, 2.0**-53  # of float32 and of float64
 
 
 def find_nearest(
@@ -35,7 +36,7 @@ def find_nearest(
     count: int,
     left_out: Callable[[slice], Bool[np.ndarray, "part references"]] | None = None,
 ) -> tuple[Int[np.ndarray, "rows neighbours"], Float[np.ndarray, "rows neighbours"]]:
-    """The nearest reference rows of each state, in no order, and their distances; the first of equally near ones.
+    """The nearest reference rows of each state, the nearest first, and their distances; the first of equally near ones.
 
     `left_out` marks the reference rows that do not count for a slice of the states; where too few are left, the
     distance is infinite.
@@ -44,21 +45,51 @@ def find_nearest(
     if count == 1 and left_out is None:
         index, distance = find_one(states, reference)
         return index[:, None], distance[:, None]
+    states, reference = states.astype(np.float64), reference.astype(np.float64)
     index, distance = np.empty((len(states), count), np.int64), np.empty((len(states), count))
-    squares = (reference**2).sum(axis=1)
+    centre = reference.mean(axis=0)  # around it, an offset that all rows share costs no digits
+    shifted = reference - centre
+    squares = (shifted**2).sum(axis=1)
+    norms = np.sqrt(squares)
     for start in range(0, len(states), CHUNK):
         part = slice(start, min(start + CHUNK, len(states)))
-        square = (states[part] ** 2).sum(axis=1)[:, None] + squares[None] - 2 * states[part] @ reference.T
+        own = states[part] - centre
+        square = squares - 2 * own @ shifted.T  # and |x|^2, which is the same for every reference row
         if left_out is not None:
             square[left_out(part)] = np.inf
-        if count == 1:  # the first of equally near rows
-            index[part, 0] = square.argmin(axis=1)
-        else:
-            index[part] = np.argpartition(square, count - 1, axis=1)[:, :count]
-        # The product above loses digits where states are nearly equal; the few that matter are measured again.
-        exact = np.sqrt(((reference[index[part]] - states[part, None]) ** 2).sum(axis=-1))
-        distance[part] = np.where(np.isfinite(np.take_along_axis(square, index[part], axis=1)), exact, np.inf)
+        # The bound of `possible_groups`, and some more, so that it covers the rounding of the distance itself.
+        error = EXACT_ROUNDING * (2 * own.shape[1] + 40) * (norms + np.sqrt((own**2).sum(axis=1))[:, None]) ** 2
+        index[part], squared = measure_rows(states[part], reference, square, error, count)
+        distance[part] = np.sqrt(squared)
     return index, distance
+
+
+def measure_rows(
+    rows: Float64[np.ndarray, "rows columns"],
+    reference: Float64[np.ndarray, "references columns"],
+    square: Float64[np.ndarray, "rows references"],
+    error: Float64[np.ndarray, "rows references"],
+    count: int,
+) -> tuple[Int[np.ndarray, "rows neighbours"], Float64[np.ndarray, "rows neighbours"]]:
+    """The nearest reference rows and their squared distances, which `square` tells up to a number for each row.
+
+    `square` is infinite where a reference row does not count, and wrong by `error` at most where it does: whatever that
+    leaves possible is measured.
+    """
+    likely = np.argpartition(square, count - 1, axis=1)[:, :count]
+    limit = np.take_along_axis(square + error, likely, axis=1).max(axis=1, keepdims=True)
+    places, columns = np.nonzero((square - error <= limit) & np.isfinite(square))
+    measured = np.full_like(square, np.inf)
+    for start in range(0, len(places), MEASURED):
+        part = places[start : start + MEASURED], columns[start : start + MEASURED]
+        measured[part] = ((reference[part[1]] - rows[part[0]]) ** 2).sum(axis=-1)
+    index, squared = np.empty((len(rows), count), np.int64), np.empty((len(rows), count))
+    for place in range(count):
+        index[:, place] = measured.argmin(axis=1)
+        found = np.arange(len(rows)), index[:, place]
+        squared[:, place] = measured[found]
+        measured[found] = np.inf
+    return index, squared
 
 
 class Reference(NamedTuple):

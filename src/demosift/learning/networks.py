@@ -289,15 +289,20 @@ def value_and_slope(
 ) -> tuple[Float[Array, "rows"], Float[Array, "rows inputs"]]:
     """z(x) and its slope dz/dx, for a one-output ReLU network z.
 
-    Gradient penalties differentiate the slope once more. A ReLU network is piecewise linear, which makes that cheap:
-    with h_l the activations, m_l = [h_l > 0] and v_l = dz/d(pre-activation of layer l), the backward pass of both the
-    values and the slope needs only
+    Gradient penalties differentiate the slope once more. A ReLU network is piecewise linear, which makes that cheap.
+    With h_l the activations of the hidden layers l = 1..L, m_l = [h_l > 0], v_l = dz/d(pre-activation of layer l), and
+    w, b the output's kernel and the biases, the backward pass of both the values and the slope needs only
 
         dL/dW_l = (zbar * h_{l-1} + u_{l-1})^T v_l,     u_0 = gbar,     u_l = m_l * (u_{l-1} W_l),
 
     where zbar and gbar are the cotangents of z and of the slope, and u is the tangent of the activations along gbar. So
-    one matrix product per layer serves both gradients, and v, needed for the slope, is not computed twice.
-    Differentiating blindly would cost six products of the hidden size where this takes four.
+    one matrix product per layer serves both gradients, and v, needed for the slope, is not computed twice. For the last
+    hidden layer v_L = m_L * w, so that its product q = (zbar * h_{L-1} + u_{L-1})^T m_L gives two gradients, and u_L is
+    not needed:
+
+        dL/dW_L = q * w,     dL/dw = sum over rows of (zbar * h_L + u_L) = sum_i (W_L * q)_i + b_L * (zbar^T m_L).
+
+    Differentiating blindly would cost six products of the hidden size where this takes three.
     """
     if (kernels := kernels_for(network, x)) is not None:
         return kernels.value_and_slope(network, x)
@@ -332,15 +337,22 @@ def _value_and_slope_backward(residuals, cotangents):
     dtype = activations[0].dtype
     z_bar, tangent = value_bar[:, None].astype(dtype), slope_bar.astype(dtype)
     total = functools.partial(jnp.matmul, preferred_element_type=value_bar.dtype)
+    last_bias = None if network[-1].bias is None else jnp.sum(value_bar)[None]
     gradient = []
     for layer, activation, next_activation, sensitivity in zip(
-        network[:-1], activations[:-1], activations[1:], sensitivities, strict=True
+        network[:-2], activations[:-2], activations[1:-1], sensitivities[:-1], strict=True
     ):
         kernel = kernel_gradient(z_bar * activation + tangent, sensitivity)
         gradient.append(Layer(kernel, total(z_bar[:, 0], sensitivity)))
         tangent = jnp.where(next_activation > 0, tangent @ layer.kernel.astype(dtype), jnp.zeros((), dtype))
-    last_kernel = total(z_bar[:, 0], activations[-1]) + jnp.sum(tangent, axis=0, dtype=value_bar.dtype)
-    last_bias = None if network[-1].bias is None else jnp.sum(value_bar)[None]
+    if len(network) == 1:  # no hidden layer
+        last_kernel = total(z_bar[:, 0], activations[0]) + jnp.sum(tangent, axis=0, dtype=value_bar.dtype)
+    else:
+        layer, output = network[-2], network[-1].kernel[:, 0]
+        mask = (activations[-1] > 0).astype(dtype)
+        product, bias = kernel_gradient(z_bar * activations[-2] + tangent, mask), total(z_bar[:, 0], mask)
+        gradient.append(Layer(product * output[None], bias * output))
+        last_kernel = jnp.sum(layer.kernel * product, axis=0) + layer.bias * bias
     gradient.append(Layer(last_kernel[:, None], last_bias))
     return tuple(gradient), value_bar[:, None] * slope
 

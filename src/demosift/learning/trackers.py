@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from demosift.data.checks import one_line
 from demosift.files import own_folder
 from demosift.learning.runner import Callback, HostMetrics, Row, metric_rows
+from demosift.results.checkpoint import Note
 from demosift.types import InputError
 
 
@@ -70,14 +72,21 @@ def close_all(writers: Mapping[int, Any]) -> None:
 
 
 class WandB(Tracker):
-    """One W&B run per training run, metrics named `member/metric`."""
+    """One W&B run per training run, metrics named `member/metric`. It is made when training starts."""
 
     def __init__(self, project: str, config: Mapping[str, Any] | None = None) -> None:
         try:
             import wandb  # type: ignore[import-not-found]
         except ImportError as error:
             raise InputError("W&B output needs the extra: pip install 'demosift[wandb]'") from error
-        self._run = wandb.init(project=project, config=dict(config or {}))
+        self._wandb, self._project, self._config = wandb, project, dict(config or {})
+        self._run: Any = None
+
+    def on_start(self, position: int, note: Note) -> None:
+        try:
+            self._run = self._wandb.init(project=self._project, config=self._config)
+        except Exception as error:  # nobody is logged in, or the server cannot be reached
+            raise InputError(f"W&B: cannot start a run: {type(error).__name__}: {one_line(error)}") from error
 
     def log(self, rows: list[Row]) -> None:
         by_iteration: dict[int, dict[str, float]] = {}

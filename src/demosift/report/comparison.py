@@ -123,10 +123,7 @@ def make_row(
     for column in columns:
         here = [one for one, panel in zip(own, panels, strict=True) if column_of(panel, over_all) == column]
         if None not in here:
-            finals = [one.final("score") for one in here if one is not None]
-            # Over several environments: their mean, seed by seed where the seeds are the same.
-            alike = len({len(final) for final in finals}) == 1
-            entries[column] = summary(np.mean(finals, axis=0) if alike else np.concatenate(finals))
+            entries[column] = average([one for one in here if one is not None])
     whole = [one for one in own if one is not None]
     averages, profile, better, better_interval = None, None, np.nan, UNKNOWN
     if len(whole) == len(panels):
@@ -138,6 +135,21 @@ def make_row(
             averaged = overall(whole, [one for one in published if one is not None])
             better, better_interval = averaged.improvement, averaged.improvement_interval
     return ComparisonRow(key, whole[0], entries, averages, profile, better, better_interval)
+
+
+def average(series: Sequence[Series]) -> Number:
+    """The mean of one method's environments, seed by seed where each has the same seeds."""
+    finals = [one.final("score") for one in series]
+    of_seeds = [
+        {int(member.settings["seed"]): value for member, value in zip(one.members, final, strict=True)}
+        for one, final in zip(series, finals, strict=True)
+    ]
+    seeds = sorted(of_seeds[0])  # members come in the order of their files
+    if all(sorted(own) == seeds and len(final) == len(seeds) for own, final in zip(of_seeds, finals, strict=True)):
+        return summary(np.mean([[own[seed] for seed in seeds] for own in of_seeds], axis=0))
+    # The deviation of the same mean, where an environment's seeds have nothing to do with another's.
+    std = float(np.hypot.reduce([statistics.sample_std(final) for final in finals])) / len(finals)
+    return Number(float(statistics.mean_of_strata(finals)), std, min(map(len, finals)))
 
 
 def make_profile(series: Sequence[Series]) -> Profile:

@@ -23,6 +23,7 @@ Methods = Mapping[str, About]
 methods themselves need JAX."""
 
 COLOURS = 16
+GIVEN = {"weight_sha256": "weights", "bad": "bad data"}  # by the key in the description of a run's data
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def group(runs: Sequence[MeasuredRun], methods: Methods) -> tuple[list[Panel], l
 def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
     """What two members must share to be seeds of one series.
 
-    A task's name stands for its data, which may be drawn anew for each seed; without one, data has a fingerprint.
+    A task's name stands for its data, which may be drawn anew for each seed; without one, data has a fingerprint. No
+    name tells what was given beside them.
     """
     settings = {key: value for key, value in member.settings.items() if key != "seed"}
     data = None if config.get("task") else fingerprint(config.get("data"))
@@ -136,7 +138,17 @@ def identify(config: Mapping[str, Any], member: Member) -> dict[str, Any]:
     rest = {key: config.get(key) for key in ("iterations", "normalise")}
     rest["precision"] = config.get("precision") or "float32"
     rest["expert_actions"] = "known" if config.get("expert_actions", True) else "unknown"
+    rest["ensemble"] = config.get("ensemble", 1)
+    rest |= {"held_out": config.get("held_out") or "none", "patience": config.get("patience") or "never"}
+    rest["given"] = given_with(config.get("data"))
     return {**settings, **rest, "data": data, "evaluations": schedule}
+
+
+def given_with(data: Any) -> str:
+    """What training was given beside the two sets: whether, not which, for each draw of a task has its own."""
+    described = data if isinstance(data, list) else [data]
+    keys = {key for each in described if isinstance(each, dict) for key in each}
+    return " and ".join(name for key, name in GIVEN.items() if key in keys) or "nothing"
 
 
 def about(method: str, methods: Methods) -> About:

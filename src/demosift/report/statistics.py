@@ -36,10 +36,6 @@ def interquartile_mean(strata: Sequence[Resampled]) -> Values:
     return np.partition(scores, (kept.start, kept.stop - 1), axis=-1)[..., kept].mean(axis=-1)
 
 
-def pooled_mean(strata: Sequence[Resampled]) -> Values:
-    return np.mean(np.concatenate(strata, axis=-1), axis=-1)
-
-
 def mean_of_strata(strata: Sequence[Resampled]) -> Values:
     """Every stratum counts alike, however many seeds it has."""
     return np.mean([np.mean(scores, axis=-1) for scores in strata], axis=0)
@@ -88,10 +84,10 @@ def profile_interval(
 
 
 def difference_interval(first: Sequence[Scores], second: Sequence[Scores], seed: int = BOOTSTRAP_SEED) -> Interval:
-    """The interval of the difference between two methods' means over all seeds."""
+    """The interval of the difference between two methods' means over strata."""
 
     def difference(drawn: Sequence[Resampled]) -> Values:
-        return pooled_mean(drawn[: len(first)]) - pooled_mean(drawn[len(first) :])
+        return mean_of_strata(drawn[: len(first)]) - mean_of_strata(drawn[len(first) :])
 
     return bootstrap_interval([*first, *second], difference, seed)
 

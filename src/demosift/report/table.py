@@ -194,7 +194,7 @@ class Contender:
 
     @property
     def mean(self) -> float:
-        return float(np.concatenate(self.strata).mean())
+        return float(statistics.mean_of_strata(self.strata))
 
     @property
     def seeds(self) -> int:

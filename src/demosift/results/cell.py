@@ -182,6 +182,7 @@ def cell_run(content: Row, where: str) -> MeasuredRun:
         "iterations": config["iterations"],
         "normalise": config.get("normalise"),
         "precision": config.get("precision"),
+        "ensemble": config.get("ensemble", 1),
         "expert_actions": config.get("expert_actions", True),
         "data": [content["data"]],
         "reference": content.get("reference"),

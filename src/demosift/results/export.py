@@ -51,7 +51,7 @@ class Exported:
     def __str__(self) -> str:
         shape = f"{self.out}: {self.obs_dim} observations to {self.action_dim} actions"
         if self.checked_on is None:
-            return f"{shape}; not checked, since onnxruntime is not installed (pip install demosift[onnx])"
+            return f"{shape}; not checked, since onnxruntime is not installed (pip install 'demosift[onnx]')"
         return f"{shape}; largest difference {self.difference:.2g} over {self.rows:,} rows of {self.checked_on}"
 
 
@@ -264,4 +264,4 @@ def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401
     except ImportError as error:
-        raise InputError("export: the package onnx is not installed; pip install demosift[onnx]") from error
+        raise InputError("export: the package onnx is not installed; pip install 'demosift[onnx]'") from error

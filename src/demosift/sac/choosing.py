@@ -66,6 +66,11 @@ class Choice(NamedTuple):
     medium: Chosen
 
 
+def candidates(curve: Sequence[Row], steps: int, schedule: Schedule) -> list[Row]:
+    """The evaluations from which the expert is chosen; none where every agent diverged before them."""
+    return [row for row in curve if row["step"] >= (1 - schedule.candidate_share) * steps]
+
+
 def choose(
     curve: Sequence[Row], steps: int, schedule: Schedule, load: Callable[[Row], Policy], rollouts: Rollouts
 ) -> Choice:
@@ -81,8 +86,7 @@ def choose(
         met = Evaluation.of(policy.environment, rollouts.submit(policy, policy.environment, jobs).result())
         return [statistics(*pair) for pair in zip(met.returns.tolist(), met.lengths.tolist(), strict=True)]
 
-    late = [row for row in curve if row["step"] >= (1 - schedule.candidate_share) * steps]
-    finalists = sorted(late, key=worth, reverse=True)[: schedule.num_finalists]
+    finalists = sorted(candidates(curve, steps, schedule), key=worth, reverse=True)[: schedule.num_finalists]
     scores = meet(finalists, CHOOSING_SEED)
     best = max(range(len(finalists)), key=lambda index: worth(scores[index]))
     expert = finalists[best]

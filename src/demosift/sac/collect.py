@@ -35,7 +35,7 @@ from demosift.ranges import NUMBER, POSITIVE, PROCESSES, SEED, STEPS, UNIT, chec
 from demosift.results.checkpoint import Arrays, Checkpoint, Note
 from demosift.sac.agent import SAC
 from demosift.sac.checkpoint import ReplayCheckpoints
-from demosift.sac.choosing import EVALUATION_SEED, Row, Schedule, choose, statistics
+from demosift.sac.choosing import EVALUATION_SEED, Row, Schedule, candidates, choose, statistics
 from demosift.sac.replay import replay_dataset
 from demosift.sac.status import Show, show_status, status
 from demosift.sac.training import Member, Training
@@ -145,10 +145,16 @@ def collect(
         collector.gather(wait=True)
         rollouts.close()
         rollouts = stack.enter_context(Rollouts(num_workers))  # nothing else needs the cores now
-        results = {}
+        results, lost = {}, []
         for index, label in enumerate(plan.labels):
+            if not candidates(collector.of(label), plan.steps, schedule):
+                lost.append(label)
+                continue
             made = {"command": _command(plan), "speed": speed, "wall_seconds": round(collector.wall_seconds, 1)}
             results[label] = _finish(plan, index, training, rollouts, checkpoints, collector, made)
+        if lost:
+            others = f"; the files of {', '.join(results)} are written" if results else ""
+            raise InputError(f"collect: every agent of {', '.join(lost)} diverged{others}")
         if not keep_checkpoint:
             checkpoints.discard()
         return Collected(True, outcome.position * num_envs, speed, results)
@@ -241,8 +247,6 @@ def _finish(
     """Choose one environment's expert and medium policy and write its files, config.json last."""
     folder, spec, label = plan.folders[index], plan.specs[index], plan.labels[index]
     curve = collector.of(label)
-    if not curve:
-        raise InputError(f"collect: every agent of {label} diverged")
 
     def load(row: Row) -> Policy:
         snapshot = checkpoints.read_policies(row["step"] // plan.num_envs)

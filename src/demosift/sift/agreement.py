@@ -74,7 +74,7 @@ def measure_agreement(source: RowSource, seed: int = 0) -> Agreement:
     ends = source.episode_ends
     length = np.diff(ends, prepend=0)
     rng = np.random.default_rng([seed, 6])
-    row = np.unique(np.linspace(0, source.num_rows - 1, min(MOST_ROWS, source.num_rows)).astype(np.int64))
+    row = some_rows(source)
     obs, action = (values.astype(np.float64) for values in source.take(row))
     episode = np.searchsorted(ends, row, side="right")
     state, taken = whitened(obs, STATE_COLUMNS), whitened(action, ACTION_COLUMNS)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from demosift.learning.neighbours import AT_A_TIME, nearest
-from demosift.sift.training import in_pieces
+from demosift.learning.pieces import in_pieces
 from demosift.sift.training_sample import TrainingSample
 
 Obs = Float[np.ndarray, "rows obs"]

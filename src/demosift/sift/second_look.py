@@ -13,12 +13,14 @@ Only the ranking of episodes comes of it. The weights of rows stay those of the 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from demosift.data import RowSource
+from demosift.data.episodes import join
 from demosift.data.rows import DatasetRows
 from demosift.sift.agreement import measure_agreement
 from demosift.sift.finish import FEWEST_EPISODES, Finish, measure_finish
@@ -111,8 +113,4 @@ def thinned(source: RowSource, chosen: Bool[np.ndarray, "episodes"], stride: int
 
 
 def joined(first: Dataset, second: Dataset) -> DatasetRows:
-    pairs = zip(first.transitions, second.transitions, strict=True)
-    timeout = np.concatenate([first.timeout, second.timeout])
-    return DatasetRows(
-        Dataset(Transitions(*(np.concatenate(pair) for pair in pairs)), timeout, source=f"{first.source} and the best")
-    )
+    return DatasetRows(replace(join([first, second]), source=f"{first.source} and the best"))

@@ -207,8 +207,11 @@ def reference_returns() -> dict[str, Any]:
 def normalised_score(
     env: EnvironmentSpec | str, returns: Float[np.ndarray, "*shape"] | float, reference: Reference = "demosift"
 ) -> Float[np.ndarray, "*shape"] | None:
-    """(return - random) / (expert - random), or None where the random or the expert return is not known."""
-    name = env if isinstance(env, str) else short_name(env)
+    """(return - random) / (expert - random), or None where the random or the expert return is not known.
+
+    `env`: a spec, or what `resolve` takes; an id stands for the environment as it is made without arguments.
+    """
+    name = short_name(SHORT_NAMES.get(env, EnvironmentSpec(env)) if isinstance(env, str) else env)
     known = reference_returns()[reference].get(name)
     if known is None or known["random"] is None or known["expert"] is None:
         return None

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from demosift.policy import Actor, Named, Policy, RandomPolicy, ScriptedPolicy
+from demosift.policy import Actor, Named, NoisyPolicy, Policy, RandomPolicy, ScriptedPolicy
 from demosift.processes import Closing
 from demosift.ranges import EPISODES, SEED, STEPS
 from demosift.simulation import environments
@@ -228,12 +228,12 @@ def policy_and_environment(
     if isinstance(source, str | os.PathLike):
         policy = load_policy(source, spec)
     else:
-        policy = source if isinstance(source, Policy | RandomPolicy | ScriptedPolicy) else source.policy
+        policy = source if isinstance(source, Actor) else source.policy
     kept = policy.environment
     if spec is None:
         if kept is None:
             raise InputError("the policy does not say which environment it is for: name one")
-        spec = environments.stored(kept) if isinstance(policy, Policy) else kept
+        spec = environments.stored(kept) if isinstance(policy, Policy | NoisyPolicy) else kept
     elif kept is not None and (kept.id, kept.kwargs) == (spec.id, spec.kwargs):
         spec = kept  # it has the bounds its actions were scaled by, which a dataset may have made narrower
     check_fit(policy, spec)

@@ -165,7 +165,9 @@ def roll_out(connection: Connection) -> None:
         while waiting or live:
             while waiting and len(live) < at_once:
                 index, job = waiting.pop()
-                live.append(_Live(index, job, spare.pop() if spare else _Environment(spec), record))
+                env = spare.pop() if spare else _Environment(spec)
+                env.spec = spec  # an earlier policy's may have had other bounds
+                live.append(_Live(index, job, env, record))
             ended = []
             for episode, action in zip(live, act(live), strict=True):
                 result = episode.step(action)

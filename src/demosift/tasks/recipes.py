@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from demosift.data import read_dataset, write_dataset
+from demosift.data.episodes import episodes_at, join
 from demosift.files import atomic_folder
 from demosift.policy import Actor, NoisyPolicy, Policy, RandomPolicy
 from demosift.ranges import EPISODES, POOL, SEED
@@ -25,7 +26,7 @@ from demosift.simulation.shipped import shipped_policy
 from demosift.simulation.simulate import Job, episode_seeds, rollout
 from demosift.tasks.operators import NUM_EXPERT, record_mixture
 from demosift.tasks.record import as_dataset
-from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Origin, Transitions
+from demosift.types import Dataset, Demonstrations, EnvironmentSpec, InputError, Origin
 
 # One list for all recipes, so that a code means the same in every file. `clean` is the expert's, but supplementary.
 # The second line is that of `mixed`; an episode with pauses has rows that are `idle`, and `interrupted` ones.
@@ -110,7 +111,7 @@ class Sources:
         else:
             chosen = [rng.permutation(pool.num_episodes)[:count] for count in counts.values()]
         pairs = zip(counts, chosen, strict=True)
-        return tuple(Part(origin, _episodes(pool, drawn), tuple(drawn.tolist())) for origin, drawn in pairs)
+        return tuple(Part(origin, episodes_at(pool, drawn), tuple(drawn.tolist())) for origin, drawn in pairs)
 
     @cached_property
     def random_parts(self) -> list[Dataset]:
@@ -125,7 +126,7 @@ class Sources:
             # Processes are started for each part, so parts are few: once lengths are known, one more is about enough.
             more = RANDOM if not parts else math.ceil((num_rows - known) * episodes / known)
             parts.append(_record_pool(RandomPolicy(spec), spec, self.env, range(episodes, episodes + more)))
-        whole = _concatenate(parts)
+        whole = join(parts)
         return whole.take(slice(whole.episode_ends[np.searchsorted(whole.episode_ends, num_rows)]))
 
     @cached_property
@@ -134,7 +135,7 @@ class Sources:
         spec = environments.resolve(self.env)
         edges = [*range(0, HAYSTACK - HIDDEN, 200), HAYSTACK - HIDDEN]
         parts = (range(*pair) for pair in pairwise(edges))
-        return _concatenate([_record_pool(RandomPolicy(spec), spec, self.env, part) for part in parts])
+        return join([_record_pool(RandomPolicy(spec), spec, self.env, part) for part in parts])
 
     @cached_property
     def replay(self) -> tuple[Dataset, Dataset]:
@@ -183,7 +184,7 @@ def noisy_expert(sources: Sources, rng: np.random.Generator) -> Mixture:
     """
     counts = {"noisy": 5, "clean": 10, "expert": sources.num_experts}
     noisy, clean, expert = sources.draw(sources.expert_pool, rng, counts)
-    return Mixture(expert, (noisy._replace(dataset=_redraw_actions(noisy.dataset, rng)), clean))
+    return Mixture(expert, (noisy._replace(dataset=redraw_actions(noisy.dataset, rng)), clean))
 
 
 def full_replay(sources: Sources, rng: np.random.Generator) -> Mixture:
@@ -238,7 +239,7 @@ def mixed(sources: Sources, rng: np.random.Generator) -> Mixture:
     """5 expert episodes; supplementary, operators of mixed quality: 60% clean, 10% a second one, 30% bad."""
     count = sources.experts or NUM_EXPERT
     experts, pile = record_mixture(environments.resolve(sources.env), sources.episodes, rng, count)
-    expert = Part("expert", _concatenate([rows.dataset for rows in experts]))
+    expert = Part("expert", join([rows.dataset for rows in experts]))
     return Mixture(expert, tuple(Part(*rows) for rows in pile))
 
 
@@ -329,22 +330,11 @@ def write_task(demonstrations: Demonstrations, folder: str | os.PathLike[str]) -
 def _assemble(parts: Sequence[Part], attributes: Mapping[str, Any], source: str) -> Dataset:
     codes = [np.full(len(part.dataset), ORIGINS.index(part.origin), np.int8) for part in parts]
     return replace(
-        _concatenate([part.dataset for part in parts]),
+        join([part.dataset for part in parts]),
         origin=Origin(np.concatenate(codes), ORIGINS),
         attributes={**attributes, "drawn": {part.origin: part.drawn for part in parts if part.drawn is not None}},
         source=source,
     )
-
-
-def _concatenate(datasets: Sequence[Dataset]) -> Dataset:
-    transitions = Transitions(*map(np.concatenate, zip(*(dataset.transitions for dataset in datasets), strict=True)))
-    timeout = np.concatenate([dataset.timeout for dataset in datasets])
-    return Dataset(transitions, timeout, datasets[0].environment)
-
-
-def _episodes(dataset: Dataset, indices: np.ndarray) -> Dataset:
-    bounds = np.stack([dataset.episode_starts, dataset.episode_ends], axis=1)[indices].tolist()
-    return dataset.take(np.concatenate([np.arange(start, end) for start, end in bounds]))
 
 
 def _first_rows(dataset: Dataset, num_rows: int) -> Dataset:
@@ -380,7 +370,7 @@ def _without_steps(dataset: Dataset, share: float, rng: np.random.Generator) -> 
     return replace(part, timeout=last & ~part.transitions.terminal)
 
 
-def _redraw_actions(dataset: Dataset, rng: np.random.Generator) -> Dataset:
+def redraw_actions(dataset: Dataset, rng: np.random.Generator) -> Dataset:
     """Uniform actions on the same states. Rewards and next states stay those of the actions taken."""
     shape = dataset.transitions.action.shape
     if dataset.discrete:

