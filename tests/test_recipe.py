@@ -26,7 +26,7 @@ from demosift.policy import Layer as PolicyLayer
 from demosift.policy import Policy
 from demosift.results.export import export_onnx
 from demosift.results.run import load_run
-from demosift.sift.method import KNOWN, Sift
+from demosift.sift.method import KNOWN, Sift, best_episodes
 from demosift.types import Dataset, Demonstrations, InputError, Transitions
 
 SQUARED = Cloner(loss="squared")
@@ -300,6 +300,21 @@ def test_every_row_of_a_large_pile_can_be_drawn():
     )
     drawn = np.asarray(data.draw_weighted(jax.random.key(0), 10_000))
     assert 0.48 < np.mean(drawn % 2) < 0.52
+
+
+def test_of_a_large_pile_only_the_best_episodes_count():
+    own = np.repeat([0.1, 0.9, 0.5, 0.8, 0.2, 0.7], 100)
+    own[::7] /= 2
+    weight = np.concatenate([np.full(600, 2.0), own])
+    data = dataclasses.replace(Demonstrations(contradicting(0, True), contradicting(1, False)), weight=weight)
+    found = best_episodes(data, 250)  # rows; the third episode exceeds them
+    assert found.weight is not None
+    best = np.repeat([False, True, False, True, False, True], 100)
+    np.testing.assert_array_equal(found.weight[600:], np.where(best, own, 0.0))
+    np.testing.assert_array_equal(found.weight[:600], weight[:600])
+    np.testing.assert_array_equal(best_episodes(found, 250).weight, found.weight)
+    assert best_episodes(data, 600) is data
+    np.testing.assert_array_equal(Sift(most_rows=250).prepare(data, None).weight, found.weight)
 
 
 def contradicting(seed: int, good: bool, num_rows: int = 600) -> Dataset:

@@ -80,6 +80,7 @@ MEANINGS = {  # of the fields that methods share; another field is explained by 
     "ratio": "density ratio as in the paper's code (smoothed) or in the paper (exact)",
     "scaling": "rewards as they are (none), or scaled so that the best and the worst return are 1,000 apart (returns)",
     "scorer": "scorer that weighs the data",
+    "most_rows": "rows of the supplementary set to learn from: those of its best episodes",
     "sigma": "smallest likeness to the expert's states that counts as one of them",
     "steps_ahead": "steps within which a row must lead to a state of the expert",
     "target_rate": "share of the way that target networks move towards the critics in an iteration",

@@ -3,17 +3,21 @@
     w        what `score` gives each row of the union, from models that never saw it
     min_pi   -mean log pi(a|s)   over rows drawn in proportion to w
 
+Of a pile with more rows than a policy can learn from, only the best episodes count (`best_episodes`): weights level off
+where rows may be the expert's, and in the replay of an agent that improved slowly that is most of them.
+
 Drawing rows by weight instead of weighting the loss has the same expectation and less noise where weights are uneven.
 The two halves are apart: any scorer gives the weights, and the cloner is that of every other method
 (`learning.cloning`). Where the data come with weights, these are used; where they come with a set that is known to be
 bad, `score` weighs down what looks like it.
 """
 
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from demosift.algorithms.bc import State, clone_evenly
@@ -24,6 +28,7 @@ from demosift.learning.cloning import ROBUST, Cloner, init_cloner
 from demosift.learning.networks import Policy
 from demosift.learning.prepared import KNOWN, Kept, digest, key_of, remember
 from demosift.learning.stages import Stages
+from demosift.ranges import STEPS
 from demosift.registry import SCORERS
 from demosift.results.checkpoint import Arrays
 from demosift.results.prepared import Key
@@ -46,6 +51,7 @@ class Sift:
     scorer: str = "contrast"
     batch_size: int = 256
     hidden: tuple[int, ...] = (256, 256)
+    most_rows: int = field(default=100_000, metadata={"range": STEPS})  # of the pile
     cloner: Cloner = ROBUST
 
     def check(self) -> None:
@@ -54,7 +60,7 @@ class Sift:
     def prepare(self, data: Demonstrations, folder: Path | None) -> Demonstrations:
         """The data with their scores; with a folder, the scores and their page are kept there."""
         if data.weight is not None:
-            return data
+            return best_episodes(data, self.most_rows)
         if data.supplementary is None:
             raise InputError("sift: needs a supplementary dataset to score; bc does not")
         if folder is not None and folder.is_dir():
@@ -63,16 +69,17 @@ class Sift:
             weight = read_weights(folder)
             if len(weight) != len(data.expert) + len(data.supplementary):
                 raise InputError(f"{folder}: the scores are of other data; choose another folder")
-            return replace(data, weight=weight)
+            return best_episodes(replace(data, weight=weight), self.most_rows)
         key = self.key(data)
         if folder is not None:
             KNOWN.pop(key, None)  # the folder gets more than the weights: their page, and a row for each episode
-        return replace(data, weight=remember(key, lambda: self.score(data, folder))["weight"])
+        weight = remember(key, lambda: self.score(data, folder))["weight"]
+        return best_episodes(replace(data, weight=weight), self.most_rows)
 
     def prepare_in_stages(self, data: Demonstrations, kept: Kept) -> Stages[Demonstrations]:
         """The same without a page. A scorer that only this process knows is not looked for in another."""
         if data.weight is not None:
-            return data
+            return best_episodes(data, self.most_rows)
         if data.supplementary is None:
             raise InputError("sift: needs a supplementary dataset to score; bc does not")
         key = self.key(data)
@@ -81,7 +88,7 @@ class Sift:
             elsewhere = SCORERS.is_ours(self.scorer)
             found = (yield Apart(score_alone, (self.scorer, data))) if elsewhere else self.score(data, None)
             kept.write(key, found)
-        return replace(data, weight=found["weight"])
+        return best_episodes(replace(data, weight=found["weight"]), self.most_rows)
 
     def key(self, data: Demonstrations) -> Key:
         return key_of(data, self.name, self.scorer, *([] if data.bad is None else [digest(data.bad)]))
@@ -109,6 +116,24 @@ class Sift:
 
     def work(self) -> list[Work]:
         return [cloning_work(self.batch_size, self.hidden)]
+
+
+def best_episodes(data: Demonstrations, most_rows: int) -> Demonstrations:
+    """The data with no weight on the pile but for its best episodes, by mean log-weight, which have so many rows.
+
+    The last of these may exceed the number.
+    """
+    pile, weight = data.supplementary, data.weight
+    if pile is None or weight is None or len(pile) <= most_rows:
+        return data
+    own = weight[len(data.expert) :]
+    lengths = pile.episode_ends - pile.episode_starts
+    mean = np.add.reduceat(np.log(np.maximum(own, np.finfo(np.float32).tiny)), pile.episode_starts) / lengths
+    best = np.argsort(-mean, kind="stable")
+    chosen = np.zeros(len(lengths), bool)
+    chosen[best[: np.searchsorted(np.cumsum(lengths[best]), most_rows) + 1]] = True
+    focused = np.where(np.repeat(chosen, lengths), own, 0.0).astype(weight.dtype)
+    return replace(data, weight=np.concatenate([weight[: len(data.expert)], focused]))
 
 
 def score_alone(scorer: str, data: Demonstrations) -> Arrays:
