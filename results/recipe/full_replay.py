@@ -1,9 +1,9 @@
 """Full replays with the recipe: `python results/recipe/full_replay.py OUT --replay DIR`, best on a GPU.
 
 Every method with the robust recipe and five networks, on the replays that `demosift collect` wrote to DIR/ENV, as a
-grid of `demosift reproduce full-replay` below OUT. `--gaits` then asks whether an agent changed its gait: it trains
-NBCU on parts of the replay, compares actions in near states between good episodes of the same and of other times, and
-says where in time sift's weight is.
+grid of `demosift reproduce full-replay` below OUT. `--weights` says where in the replay sift's weight is. `--gaits`
+asks whether an agent changed its gait: it trains NBCU on parts of the replay, compares actions in near states between
+good episodes of the same and of other times, and says where in time sift's weight is.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from measure import ROBUST, scores
 from rich.console import Console
+from scipy.stats import spearmanr
 from together import train
 
 from demosift.data.episodes import episodes_at
@@ -22,7 +23,7 @@ from demosift.experiments.presets import Request, default_schedule
 from demosift.experiments.reproduce import reproduce
 from demosift.files import write_json
 from demosift.learning.neighbours import find_nearest
-from demosift.sift.method import Sift
+from demosift.sift.method import Sift, best_episodes
 from demosift.simulation import environments
 from demosift.tasks.recipes import Sources, draw_task
 from demosift.types import Dataset, Demonstrations
@@ -52,22 +53,47 @@ def gaits(env: str, replay: str, seeds: int, iterations: int) -> dict[str, objec
         found[name] = [None if v is None else round((v - random) / (expert - random), 3) for v in values]
         print(env, name, found["episodes"][name], found[name], flush=True)  # type: ignore[index]
     found["action_difference"] = likeness(whole, pool, np.flatnonzero(good))
-    found["sift"] = [weighed(draw_task(own_sources, "full-replay", seed), good) for seed in range(seeds)]
+    found["sift"] = [weighed(draw_task(own_sources, "full-replay", seed), returns, good) for seed in range(seeds)]
     print(env, "action difference", found["action_difference"], "sift", found["sift"], flush=True)
     return found
 
 
-def weighed(data: Demonstrations, good: np.ndarray) -> dict[str, object]:
-    """Which share of sift's weight each fifth of the replay has, and which share its good episodes."""
+def weights(env: str, replay: str, seeds: int) -> list[dict[str, object]]:
+    """`weighed` for every drawing of the expert's trajectory."""
+    own_sources = Sources(env, replay_folder=Path(replay, env))
+    pool, whole = own_sources.replay
+    returns = whole.returns()
+    good = returns >= 0.9 * pool.returns().mean()
+    return [weighed(draw_task(own_sources, "full-replay", seed), returns, good) for seed in range(seeds)]
+
+
+def weighed(data: Demonstrations, returns: np.ndarray, good: np.ndarray) -> dict[str, object]:
+    """Where sift's weight is before the best episodes are chosen, and what these are.
+
+    The shares of the weight that each fifth of the replay and its good episodes have; the share of rows that weigh a
+    half or more; the rank correlation of the episodes' mean log-weights and returns; the best episodes' mean return.
+    """
     assert data.supplementary is not None
-    weight = Sift().prepare(data, None).weight
-    assert weight is not None
-    ends = data.supplementary.episode_ends
-    share = np.add.reduceat(weight[len(data.expert) :], data.supplementary.episode_starts)
-    share /= share.sum()
+    whole = Sift(most_rows=len(data.supplementary)).prepare(data, None)
+    best = best_episodes(whole, Sift().most_rows)
+    assert whole.weight is not None
+    assert best.weight is not None
+    own, first, ends = (
+        whole.weight[len(data.expert) :],
+        data.supplementary.episode_starts,
+        data.supplementary.episode_ends,
+    )
+    share = np.add.reduceat(own, first) / own.sum()
     fifth = np.minimum((ends / ends[-1] * FIFTHS).astype(int), FIFTHS - 1)
-    by_fifth = np.bincount(fifth, share, FIFTHS)
-    return {"fifths": by_fifth.round(3).tolist(), "good": round(float(share[good].sum()), 3)}
+    kept = np.add.reduceat(best.weight[len(data.expert) :] > 0, first)
+    return {
+        "fifths": np.bincount(fifth, share, FIFTHS).round(3).tolist(),
+        "good": round(float(share[good].sum()), 3),
+        "half": round(float(np.mean(own >= 0.5)), 3),
+        "order": round(float(spearmanr(np.add.reduceat(np.log(own), first) / (ends - first), returns)[0]), 3),
+        "best": round(float(np.average(returns, weights=kept))),
+        "expert": round(float(data.expert.returns().mean())),
+    }
 
 
 def likeness(replay: Dataset, pool: Dataset, good: np.ndarray, rows: int = 4_000) -> dict[str, float]:
@@ -105,9 +131,15 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=25_000)
+    parser.add_argument("--most-rows", type=int, default=100_000, help="of the replay, for sift to learn from")
     parser.add_argument("--gaits", action="store_true")
+    parser.add_argument("--weights", action="store_true", help="only where sift's weight is")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.weights:
+        for env in options.envs:
+            write_json(options.out / f"weights-{env}.json", weights(env, options.replay, options.seeds))
+        return
     if options.gaits:
         for env in options.envs:
             path = options.out / f"gaits-{env}.json"
@@ -121,7 +153,12 @@ def main() -> None:
         schedule=default_schedule(options.iterations, options.iterations // 5, 10, 2),
         methods=tuple(options.methods),
         penalties=(1.0,),
-        settings={**ROBUST, "demodice.batch_size": 256, "wbcu-two-stage.discriminator_iterations": 5_000},
+        settings={
+            **ROBUST,
+            "sift.most_rows": options.most_rows,
+            "demodice.batch_size": 256,
+            "wbcu-two-stage.discriminator_iterations": 5_000,
+        },
         ensemble=5,
         replay=options.replay,
     )
